@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import re
@@ -16,7 +15,6 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.errors import StoreError
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.formats.manifest import Manifest
 from dali_pipes.store import patience
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.access import ClusterAccess, Token
@@ -25,13 +23,10 @@ from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.cluster.objects import StoredObjects
 from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.patience import Patience, use_patience
-from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
 from tests.dali_pipes.fetch.served import Place, checksum
 from tests.programs import wait_until
-from tests.servers.faulty import faulty
-from tests.servers.scripted import Script, Visit, scripted
-from tests.shards import fill_bucket, make_samples, make_source, pack, write_shards
+from tests.servers.scripted import Visit, scripted
+from tests.shards import fill_bucket, make_samples, write_shards
 
 BODY = bytes(range(256)) * 200
 PATIENT = Patience(patience_s=60, longest_pause_s=0.1)
@@ -136,20 +131,6 @@ def test_loader_that_waited_in_vain_says_how_to_go_on(tmp_path: Path) -> None:
     assert len(rows) == len({key for key, _ in rows}) == 20
 
 
-def test_pack_and_index_wait_for_a_node_that_restarts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Every shard is there, whole: the index reads all of them."""
-    with restarting(tmp_path / "node", caplog) as (endpoint, restart), use_patience(PATIENT):
-        store = AisStore(endpoint, "pets")
-        store.create()
-        restart()
-        pack(make_source(12), store=store, prefix="p-", max_count=2, jobs=1)
-        shards = resolve_shards("ais://pets/p-{000000..000005}.tar", endpoint=endpoint)
-        assert shards.store.exists()
-        restart()
-        index_shards(shards)
-        assert Manifest.from_bytes(store.read("p-manifest.safetensors"), where="p").num_samples == 12
-
-
 # Answers of a cluster that changes
 
 
@@ -222,44 +203,6 @@ def test_a_missing_shard_is_waited_for_as_long_as_a_target_is_missing() -> None:
             assert stream.read() == BODY
 
 
-def test_a_missing_shard_is_waited_for_while_the_cluster_rebalances() -> None:
-    """Then it is an error that names the shard: nothing changes any more."""
-    is_over = False
-    looks = 0
-
-    def act(visit: Visit) -> None:
-        nonlocal looks, is_over
-        if "what=smap" in visit.path:
-            visit.say(200, map_of(5, "t1"))
-        elif "what=status" in visit.path:
-            looks += 1
-            is_over = looks > 5
-            visit.say(200, json.dumps({"kind": "rebalance", "end_time": 7 if is_over else 0}).encode())
-        else:
-            visit.say(404, b'{"message": "x.tar does not exist"}')
-
-    with scripted(act) as server, use_patience(PATIENT):
-        store = AisStore(server.endpoint, "b")
-        place = Place(len(BODY))
-        with store.open_fetcher() as fetcher, pytest.raises(StoreError, match=r"ais://b/x.tar' at .*was it deleted"):
-            fetcher.fetch([Wanted("x.tar", place.extent, checksum(BODY))])
-    assert is_over
-
-
-def test_a_stream_goes_on_where_it_broke(tmp_path: Path) -> None:
-    """A shard that is indexed comes over one connection after the other."""
-    with embedded_node.start(tmp_path / "node") as node:
-        store = AisStore(node.endpoint, "b")
-        store.create()
-        store.write("x.tar", BODY * 40)
-        with pytest.raises(OSError, match="No space left"), store.open("x.tar"):
-            raise OSError(errno.ENOSPC, "No space left on device")  # of a local disk: no error of the cluster's
-        with faulty(node.endpoint, rate=1, kinds=["reset_body", "short"], max_faults=4, seed=2) as proxy:
-            with use_patience(PATIENT), AisStore(proxy.endpoint, "b").open("x.tar") as stream:
-                assert stream.read() == BODY * 40
-            assert proxy.faults.total() == 4
-
-
 # Several proxies
 
 
@@ -277,51 +220,6 @@ def test_another_named_proxy_is_asked(tmp_path: Path, closed_port: int) -> None:
             assert store.read("w") == b"abc"
         with loader_of(both, tmp_path) as loader:
             assert len(rows_of(iter(loader))) == 20
-
-
-def test_a_proxy_of_the_map_is_asked_when_the_named_one_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not with a token, which goes to no host that the user did not name."""
-    paths: list[str] = []
-
-    def other(visit: Visit) -> None:
-        paths.append(visit.path)
-        visit.say(200, BODY)
-
-    with scripted(other) as second:
-
-        def act(visit: Visit) -> None:
-            node = {"public_net": {"direct_url": second.endpoint}}
-            visit.say(200, json.dumps({"version": "3", "pmap": {"p2": node}, "tmap": {}}).encode())
-
-        with scripted(act) as first, use_patience(Patience(patience_s=5, longest_pause_s=0.05)):
-            store = AisStore(first.endpoint, "b")
-            store.learn_map()
-        place = Place(len(BODY))
-        with store.open_fetcher() as fetcher:
-            assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(BODY))])
-        assert store.read("x.tar") == BODY
-        assert len(paths) == 2
-        monkeypatch.setenv("AIS_AUTHN_TOKEN", "t0ken")
-        with scripted(act) as first:
-            store = AisStore(first.endpoint, "b")
-            store.learn_map()
-            assert store.proxies.map is not None
-            store.proxies.turn_from(first.endpoint)
-            assert store.proxies.current == first.endpoint
-
-
-def test_a_proxy_that_is_starting_is_left_for_another_one_by_writes() -> None:
-    """As by reads: a proxy answers 503 while it starts, for half a minute."""
-
-    def says(status: bytes) -> Script:
-        return lambda visit: visit.send(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
-
-    with scripted(says(b"503 Starting")) as starting, scripted(says(b"404 None")) as other:
-        with use_patience(PATIENT):
-            access = AisStore(f"{starting.endpoint},{other.endpoint}", "b")
-        with pytest.raises(StoreError, match="404"):
-            access.write_stream("x", lambda: [memoryview(b"abc")], num_bytes=3)
-        assert len(starting.requests) == 1
 
 
 # The start

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import math
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +16,6 @@ from PIL import Image, ImageOps
 import dali_pipes as dp
 from tests import loaders
 from tests.shards import Sample, image_bytes, make_samples, samples_and_shards, write_shards
-
-if TYPE_CHECKING:
-    from dali_pipes.graph.inputs import Components
-    from dali_pipes.graph.random import Random
 
 # Area of 64 x 64 in steps of 16: heights and widths of the three buckets.
 BUCKETS = dp.buckets(area=64 * 64, step=16, max_aspect=2)
@@ -176,64 +170,6 @@ def test_photo_of_a_phone_is_in_the_bucket_of_its_upright_shape(tmp_path: Path) 
         (image,) = batches[sample.key]["image"].numpy()
         assert image.shape[:2] == shape_of(*upright.size)
         check_pixels(image, upright)
-
-
-def test_text_and_a_graph_of_the_users_own(tmp_path: Path) -> None:
-    """A caption comes beside the photo, and a graph can ask for the shape itself."""
-    samples = [
-        Sample(sample.key, {"image.jpg": sample.components["image.jpg"], "txt": f"photo {row}".encode()})
-        for row, sample in enumerate(make_samples(SIZES[:12]))
-    ]
-    shards = write_shards(tmp_path, samples, per_shard=5)
-
-    def graph(components: Components, random: Random) -> dict[str, Any]:
-        return dp.bucketed(text="txt")(components, random) | {"shape": components.bucket_shape()}
-
-    with open_loader(shards, graph) as loader:
-        for (batch,) in loader:
-            assert batch["text"] == [f"photo {int(key[1:])}" for key in batch["key"]]
-            assert "label" not in batch
-            assert {tuple(row) for row in batch["shape"].tolist()} == {taken(batch)[0]}
-
-
-def test_bad_sample_is_replaced_at_the_shape_of_its_batch(tmp_path: Path, samples: list[Sample]) -> None:
-    """A photo that is cut off, and one without any header, which counts as square."""
-    broken = [replace(sample, components=dict(sample.components)) for sample in samples[:20]]
-    broken[7].components["image.jpg"] = broken[7].components["image.jpg"][:400]
-    broken[11].components["image.jpg"] = b"no photo"
-    shards = write_shards(tmp_path / "shards", broken, per_shard=6)
-    bad = dp.BadSamples(on_error="substitute", quarantine=tmp_path / "bad.tsv")
-    with open_loader(shards, bad_samples=bad) as loader:
-        keys = [key for (batch,) in loader for key in taken(batch)[1]]
-        assert loader.num_substituted == 2
-    assert sorted(keys) == sorted({sample.key for sample in broken} - {"s00007", "s00011"})
-    assert {line.split("\t")[1] for line in (tmp_path / "bad.tsv").read_text().splitlines() if "\ts0" in line} == {
-        "s00007", "s00011"
-    }  # fmt: skip
-
-
-def test_mixture_and_alternatives(tmp_path: Path) -> None:
-    """Buckets over two data sets; a photo is a JPEG or a PNG, whichever a sample has."""
-    made = make_samples(SIZES[:16])
-    jpegs = [Sample(s.key, {"cls": b"1", "image.jpg": s.components["image.jpg"]}) for s in made[:9]]
-    others = [Sample(s.key, {"cls": b"1", "image.jpeg": s.components["image.jpg"]}) for s in made[9:]]
-    sets = {name: str(write_shards(tmp_path / name, of, per_shard=4)) for name, of in (("a", jpegs), ("b", others))}
-    with open_loader(dp.Mixture(sets)) as loader:
-        found = [taken(batch) for (batch,) in loader]
-    keys = [key for _, keys in found for key in keys]
-    assert sorted(keys) == sorted([f"a/{s.key}" for s in jpegs] + [f"b/{s.key}" for s in others])
-    for shape, named in found:
-        assert {shape_of(*SIZES[int(key[-5:])]) for key in named} <= {shape}
-
-
-def test_drop_says_what_it_leaves_out(shards: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    with open_loader(shards, batch_size=7, last_batch_policy="DROP") as loader:
-        delivered = sum(len(batch["key"]) for (batch,) in loader)
-    assert f"leaves {58 - delivered} of 58 samples out of epoch 0" in caplog.text
-    most = Counter(shape_of(*size) for size in SIZES).most_common()[0][1]
-    with pytest.raises(ValueError, match="an epoch of 58 samples, grouped by window, without a"):
-        open_loader(shards, batch_size=most + 1, last_batch_policy="DROP")
 
 
 def test_what_cannot_be_is_refused(shards: Path) -> None:

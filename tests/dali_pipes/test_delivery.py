@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -144,32 +144,3 @@ def test_state_after_an_error_has_the_lost_batch_to_come(
         for (batch,) in loader:
             seen += [key for key, at in zip(batch["key"], range(5), strict=True) if at not in loader.substituted]
     assert seen == [key for key in KEYS if key != KEYS[bad]]
-
-
-def test_error_after_an_error_counts_neither(tmp_path: Path, samples: list[Sample]) -> None:
-    """Two batches lost in a row, and an interruption after them: the state still says where the loop stands."""
-    shards = write_shards(tmp_path, spoilt(samples, [7, 11], how=undecodable), per_shard=5)
-    with open_loader(shards) as loader:
-        assert next(loader)[0]["key"] == KEYS[:5]
-        for key in (KEYS[7], KEYS[11]):
-            with pytest.raises(dp.DecodeError, match=key):
-                next(loader)
-            assert loader.state_dict()["delivered"] == 5
-        assert next(loader)[0]["key"] == KEYS[15:]
-        assert loader.state_dict()["delivered"] == NUM_SAMPLES
-        with pytest.raises(StopIteration):
-            next(loader)
-        loader.set_epoch(0)
-        batches = _without_errors(loader)
-        assert next(batches) == KEYS[:5]
-        assert next(batches) == KEYS[15:]
-
-
-def _without_errors(loader: dp.Loader) -> Iterator[list[str]]:
-    while True:
-        try:
-            yield next(loader)[0]["key"]
-        except dp.DecodeError:
-            continue
-        except StopIteration:
-            return

@@ -29,19 +29,6 @@ def test_repr_shows_the_path(small_shards: Path) -> None:
     assert repr(loader) == text.replace("s-\n", "s-, closed\n", 1)
 
 
-def test_repr_of_a_late_loader_does_not_open_it(small_shards: Path) -> None:
-    loader = open_loader(small_shards, rank="late")
-    assert repr(loader).splitlines() == [
-        f"Loader of Shards(urls={small_shards!r}, etl=None), not opened",
-        f"  order     seed 7, {ORDER}",
-        "  batches   of 4 samples, PARTIAL",
-        "  device    cpu",
-    ]
-    assert not loader.is_open
-    loader.close()
-    assert ", closed, not opened\n" in repr(loader)
-
-
 def test_repr_masks_secrets(small_shards: Path, tmp_path: Path) -> None:
     """A token that stands in a path, as it may in a URL."""
     keep_secret("token-of-the-cluster")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import re
 import subprocess
 import sys
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +31,6 @@ def with_a_number(components: dp.Components, random: dp.Random) -> dict[str, Any
     del random
     photo = fn.decoders.image(components["image.jpg"], device=components.device)
     return {"image": fn.resize(photo, size=(8, 8)), "two": 2, "three": types.Constant(3)}
-
-
-def test_a_number_among_the_outputs_on_the_cpu(small_shards: Path) -> None:
-    """One value a sample."""
-    with dp.loader(small_shards, with_a_number, batch_size=4, device="cpu") as loader:
-        ((batch,), *_) = loader
-    assert (batch["two"].tolist(), batch["three"].tolist()) == ([2] * 4, [3] * 4)
 
 
 def test_doctor_says_when_the_jpeg_engines_are_out_of_reach() -> None:
@@ -195,41 +186,6 @@ def test_engines_keep_their_share_after_a_short_first_batch(gpu: None, tmp_path:
     if not chosen:
         pytest.skip("no JPEG engines")
     assert chosen[0] >= 32
-
-
-class _Stream:
-    """A stream of a GPU that has done nothing yet."""
-
-    def __init__(self) -> None:
-        self.is_done = False
-
-    def record_event(self) -> _Stream:
-        return self
-
-    def query(self) -> bool:
-        return self.is_done
-
-
-def test_encoded_bytes_are_kept_while_a_gpu_may_copy_them(small_shards: Path) -> None:
-    """Their buffers are page-locked there: until the stream has passed a batch, no other batch is read into them."""
-    with dp.loader(small_shards, dp.segmentation(crop=16), batch_size=3, device="cpu") as loader:
-        decode, stream = loader.parts.decode, _Stream()
-        loader.delivery.next_batch()
-        inputs = decode.scheduled[0]
-        kept = weakref.ref(inputs.encoded["image.jpg"].buffer)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(decode, "_consumer_stream", lambda: stream)
-            decode._keep_while_copied(inputs)
-            del inputs
-            patch.undo()
-            for _ in range(4):
-                loader.delivery.next_batch()
-            gc.collect()
-            assert kept() is not None
-            stream.is_done = True
-            patch.setattr(decode, "_consumer_stream", lambda: stream)
-            decode._keep_while_copied(decode.scheduled[0])
-        assert kept() is None
 
 
 @pytest.mark.gpu

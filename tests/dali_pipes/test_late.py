@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,21 +51,6 @@ def test_late_loader_takes_the_rank_of_a_group_that_came_after_it(small_shards: 
     assert [length for length, _ in printed] == [3, 3]
     keys = [key for _, read in printed for key in read]
     assert len(keys) == len(set(keys)) == 23
-
-
-def test_late_loader_becomes_a_loader_when_it_is_needed(small_shards: Path) -> None:
-    """What frameworks look for does not open it; afterwards it has all attributes of any loader, and no others."""
-    with open_late(small_shards) as loader:
-        for name in ("sampler", "dataset", "batch_sampler", "_is_accelerate_prepared", "__len__", "state_dict"):
-            getattr(loader, name, None)
-        assert not loader.is_open
-        with (
-            open_late(small_shards) as other,
-            dp.loader(small_shards, dp.segmentation(crop=16), batch_size=4, device="cpu") as usual,
-        ):
-            assert (len(other), other.batch_size, other.size) == (len(usual), usual.batch_size, usual.size)
-            assert vars(other).keys() == vars(usual).keys()
-        assert sum(len(batch[0]["label"]) for batch in loader) == 23
 
 
 def test_faces_of_a_late_loader_do_not_open_it(small_shards: Path) -> None:
@@ -121,25 +105,6 @@ def test_late_loader_that_cannot_be_opened_says_why_each_time(small_shards: Path
         assert len(loader) == 6
 
 
-def test_late_loader_is_opened_once_a_call_and_ctrl_c_ends_that(
-    small_shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The opening may wait for a store that does not answer: it is not begun again when it was interrupted."""
-    num_opened = 0
-
-    def interrupted(*_: object) -> None:
-        nonlocal num_opened
-        num_opened += 1
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("dali_pipes.delivery.open_parts", interrupted)
-    uses: list[Callable[[dp.Loader], object]] = [next, iter, lambda loader: loader.set_epoch(1)]
-    for number, use in enumerate(uses, 1):
-        with open_late(small_shards) as loader, pytest.raises(KeyboardInterrupt):
-            use(loader)
-        assert num_opened == number
-
-
 def test_late_loader_can_be_opened_in_a_forked_child(small_shards: Path) -> None:
     """Notebooks start their ranks by a fork; each process has its own loader."""
     with open_late(small_shards) as loader:
@@ -151,35 +116,3 @@ def test_late_loader_can_be_opened_in_a_forked_child(small_shards: Path) -> None
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 23
         assert not loader.is_open
         assert len(loader) == 6
-
-
-def test_late_loader_that_threads_need_at_once_is_opened_once(small_shards: Path) -> None:
-    lengths: list[int] = []
-    with open_late(small_shards) as loader:
-        threads = [threading.Thread(target=lambda: lengths.append(len(loader))) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert lengths == [6] * 4
-        assert sum(len(batch[0]["label"]) for batch in loader) == 23
-
-
-def own_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("dali-pipes")}
-
-
-def test_late_loader_that_is_closed_while_it_is_opened_stays_closed(small_shards: Path) -> None:
-    """A signal's handler may do so. Nothing of it stays open: no thread reads its cache file."""
-    before = own_threads()
-    segmentation = dp.segmentation(crop=16)
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        loader.close()
-        return segmentation(components, random)
-
-    loader = dp.loader(small_shards, graph, batch_size=4, device="cpu", rank="late")
-    with pytest.raises(ValueError, match="this loader is closed; make another"):
-        len(loader)
-    assert not loader.is_open
-    assert own_threads() <= before

@@ -178,11 +178,3 @@ def test_loaders_over_a_directory_leave_nothing(small_shards: Path, tmp_path: Pa
 def test_loaders_over_a_bucket_leave_nothing(in_bucket: dict[str, Any], tmp_path: Path) -> None:
     """Connections, too; in windows, so that shards come and go."""
     check([end_dropped, end_resumed], tmp_path, shuffle=dp.Shuffle(window_bytes=30_000), **in_bucket)
-
-
-def test_loaders_with_a_node_of_their_own_leave_no_process(
-    in_bucket: dict[str, Any], node_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without an endpoint a loader starts an embedded node, and ends it."""
-    monkeypatch.setenv("DALI_PIPES_EMBEDDED_DIR", str(node_dir))
-    check([end_early], tmp_path, shards=in_bucket["shards"])

@@ -7,13 +7,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 import dali_pipes as dp
 from dali_pipes.processes.ranks import find_rank
-
-GROUPS = ("Select", "Shuffle", "BadSamples", "Cache", "Decode", "Outputs")
 
 
 @pytest.mark.parametrize(
@@ -50,15 +47,6 @@ def test_values_are_checked_when_the_group_is_made(
         getattr(dp, group)(**values)
 
 
-def test_integers_and_bools_of_numpy_are_kept_as_plain_ones() -> None:
-    """Values out of array code are taken; the state that is made of them is plain JSON."""
-    shuffle = dp.Shuffle(window_bytes=np.int64(7), ramp_up=np.True_, slices=np.uint8(2), enabled=np.False_)
-    assert shuffle == dp.Shuffle(window_bytes=7, ramp_up=True, slices=2, enabled=False)
-    assert [type(value) for value in vars(shuffle).values()] == [int, bool, int, bool]
-    assert type(dp.Decode(engine_share=np.float32(0.5)).engine_share) is float
-    assert type(dp.Cache(patience_s=np.int64(5)).patience_s) is float
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -73,18 +61,6 @@ def test_integers_and_bools_of_numpy_are_kept_as_plain_ones() -> None:
 def test_arguments_of_other_types_are_refused(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(TypeError, match=text):
         make()
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_groups_hold_plain_values_and_cannot_be_changed(group: str) -> None:
-    """Keyword-only, frozen, equal by value; every attribute is documented."""
-    made = getattr(dp, group)()
-    assert made == getattr(dp, group)(**vars(made))
-    name = next(iter(vars(made)))
-    with pytest.raises(AttributeError):
-        setattr(made, name, None)
-    with pytest.raises(TypeError):
-        getattr(dp, group)(getattr(made, name))
 
 
 def test_one_object_keeps_the_parameters_of_loader() -> None:

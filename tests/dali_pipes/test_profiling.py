@@ -82,27 +82,6 @@ def test_loader_records_its_stages_and_gives_the_same_batches(small_shards: Path
         assert any(hand["ts"] <= begin <= end <= hand["ts"] + hand["dur"] for hand in hands)
 
 
-def test_torch_profiler_shows_stages_while_it_is_at_work(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started in mid-epoch it finds them; stopped, they cost nothing again. The environment's 0 is stronger."""
-    import torch
-
-    def shown(loader: Loader) -> dict[str, int]:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-            next(loader)
-        return {event.key: event.count for event in profiler.key_averages() if event.key.startswith("dali-pipes")}
-
-    with opened(small_shards) as loader:
-        next(loader)
-        found = shown(loader)
-        assert found["dali-pipes: hand-over"] == 1
-        assert "dali-pipes: wait for decoding" in found
-        next(loader)
-        assert not is_shown()
-    monkeypatch.setenv(profiling.ANNOTATE_VARIABLE, "0")
-    with opened(small_shards) as loader:
-        assert shown(loader) == {}
-
-
 def test_profilers_that_take_nvtx_are_found_by_what_they_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """As DALI finds them; the ranges go to a domain of our own."""
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/nsight/libToolsInjection64.so")

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import dis
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.store.local import LocalFetcher
 from tests.dali_pipes.test_contract import graph
-from tests.dali_pipes.test_delivery import INTERRUPTIBLE
-from tests.programs import wait_until
 from tests.shards import samples_and_shards
 
 KEYS = [f"s{i:05d}" for i in range(31)]
@@ -118,32 +111,6 @@ def test_use_beside_a_running_one_is_refused_and_changes_nothing(
     assert sorted(batch["key"] + [key for (rest,) in loader for key in rest["key"]]) == KEYS
 
 
-def test_second_thread_does_not_begin_an_iteration_again(loader: dp.Loader) -> None:
-    """While one thread puts the loader to an iterator's first batch, another one is refused, and none is skipped."""
-    batches = iter(loader.as_dataloader(("key",)))
-    is_beginning, may_begin = threading.Event(), threading.Event()
-    keys: list[str] = []
-    original = loader.delivery.set_epoch
-
-    def set_epoch(epoch: int) -> None:
-        is_beginning.set()
-        assert may_begin.wait(60)
-        original(epoch)
-
-    list(batches)  # the iterator after it starts epoch 1
-    batches = iter(batches._face)
-    loader.delivery.set_epoch = set_epoch  # type: ignore[method-assign, assignment]
-    thread = threading.Thread(target=lambda: keys.extend(next(batches)[0]))
-    thread.start()
-    assert is_beginning.wait(60)
-    with pytest.raises(RuntimeError, match=r"called begin\(\) while thread"):
-        next(batches)
-    may_begin.set()
-    thread.join(60)
-    assert sorted(keys + [key for (batch,) in batches for key in batch]) == KEYS
-    assert loader.epoch == 1
-
-
 def test_close_beside_a_running_use_waits_for_it(loader: dp.Loader, waiting: Callable[[], list[Any]]) -> None:
     """The batch is whole; afterwards the loader is closed for both threads."""
     closing = threading.Thread(target=loader.close)
@@ -173,65 +140,3 @@ def test_close_that_ctrl_c_ended_can_be_called_again(
     assert loader._pipes == []
     with pytest.raises(ValueError, match="this loader is closed"):
         next(loader)
-
-
-def test_close_ends_a_wait_for_shards(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that waits for a store that does not answer has an error; neither it nor close() waits on."""
-    release, original = threading.Event(), LocalFetcher.fetch
-
-    def fetch(self: LocalFetcher, wanted: Any, *, stopped: Callable[[], bool], num_connections: int) -> None:
-        while not stopped() and not release.is_set():
-            time.sleep(0.01)
-        original(self, wanted, stopped=stopped, num_connections=num_connections)
-
-    monkeypatch.setattr(LocalFetcher, "fetch", fetch)
-    # A cache of its own: in the default one, tests of another process may have these shards ready.
-    loader = dp.loader(shards, graph, batch_size=2, device="cpu", cache=dp.Cache(directory=tmp_path))
-    errors: list[Exception] = []
-
-    def read() -> None:
-        try:
-            next(loader)
-        except Exception as exc:  # noqa: BLE001 (the test looks at it)
-            errors.append(exc)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    wait_until(lambda: loader.delivery._uses)
-    loader.close()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert len(errors) == 1
-
-
-@pytest.mark.usefixtures("without_collector")
-@pytest.mark.parametrize("use", [lambda loader: next(loader), lambda loader: loader.set_epoch(loader.epoch + 1)])
-def test_ctrl_c_at_any_instruction_ends_the_use(loader: dp.Loader, use: Callable[[dp.Loader], object]) -> None:
-    """Raised after each instruction at which Python looks for a signal: no use is left behind, to lock the loader."""
-    num_interrupted, is_interrupted = 0, True
-    while is_interrupted:
-        points, is_interrupted, before = 0, False, ""
-
-        def interrupt(frame: FrameType, event: str, _: Any) -> Any:
-            nonlocal points, is_interrupted, before
-            if not frame.f_code.co_filename.endswith(("dali_pipes/iterator.py", "dali_pipes/delivery.py")):
-                return None
-            frame.f_trace_opcodes = True
-            if event == "opcode":
-                points += before.startswith(INTERRUPTIBLE)
-                before = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-                if points > num_interrupted:  # noqa: B023
-                    sys.settrace(None)
-                    is_interrupted = True
-                    raise KeyboardInterrupt
-            return interrupt
-
-        sys.settrace(interrupt)
-        try:
-            use(loader)
-        except KeyboardInterrupt:
-            num_interrupted += 1
-        finally:
-            sys.settrace(None)
-        assert loader.delivery._uses == {}
-    assert num_interrupted > 8

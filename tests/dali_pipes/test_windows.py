@@ -1,19 +1,10 @@
 """Data sets larger than the cache: windows, ranks and slices give each sample once, from no more bytes than allowed."""
 
-import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.data_set.indexing import find_manifest
-from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.order.inputs import OrderInputs
-from dali_pipes.order.plan import Plan
-from dali_pipes.store.local import LocalFetcher
-from dali_pipes.store.urls import resolve_shards
 from tests.dali_pipes.cache.peak import Peak
 from tests.dali_pipes.raw import raw, read_epoch
 from tests.loaders import open_loader, open_windowed
@@ -94,32 +85,3 @@ def test_cache_never_takes_more_than_it_may(shards: Path, samples: list[Sample],
             assert len(read_epoch([loader], samples)) == NUM_SAMPLES
     # ext4 lists the pieces of a file in blocks of its own, which are no shards' bytes.
     assert 0 < peak.num_bytes <= allowed + 2 * 4096
-
-
-def test_ramp_up_waits_for_one_shard_only(shards: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first batch comes while all shards but the first window's are still to be fetched."""
-    held_back: list[str] = []
-    may_go_on = threading.Event()
-    fetch = LocalFetcher.fetch
-
-    def slow(self: LocalFetcher, wanted: Sequence[Wanted], **options: Any) -> bool:
-        if wanted[0].name != first:
-            held_back.append(wanted[0].name)
-            assert may_go_on.wait(120)
-        return fetch(self, wanted, **options)
-
-    manifest = find_manifest(resolve_shards(str(shards), endpoint=None))
-    assert manifest is not None
-    order = OrderInputs(seed=0, ramp_up=True)
-    plan = Plan(shard_bytes=manifest.shard_bytes, shard_samples=manifest.samples, order=order)
-    first = manifest.names[int(next(plan.windows_ahead())[1][0])]
-    monkeypatch.setattr(LocalFetcher, "fetch", slow)
-    # No shard has fewer than two samples.
-    with open_loader(
-        shards, raw, batch_size=2, cache=dp.Cache(directory=cache_dir), shuffle=dp.Shuffle(ramp_up=True)
-    ) as loader:
-        batches = iter(loader)
-        assert len(next(batches)[0]["label"]) == 2
-        assert held_back
-        may_go_on.set()
-        assert len(list(batches)) == len(loader) - 1

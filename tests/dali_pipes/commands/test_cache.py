@@ -83,18 +83,6 @@ def test_warm_ls_clear(shards: Path, samples: list[Sample], run: Command, cache_
     assert run("clear").startswith("freed 0")
 
 
-def test_full_cache_says_so(shards: Path, run: Command) -> None:
-    """The first shards that fit; again, none is fetched."""
-    whole = run.json("warm", shards)["num_bytes"]
-    run("clear")
-    allowed = whole // 2 + 8192  # less than a shard more than half of them, for what the file system itself takes
-    for fetched in (object_bytes(shards, 4), 0):
-        found = run.json("warm", shards, "--cache-bytes", allowed)
-        assert (found["num_staged"], found["fetched_bytes"]) == (4, fetched)
-        assert found["num_bytes"] <= allowed
-    assert "staged 4 shards of 8, the cache is full, " in run("warm", shards, "--cache-bytes", allowed)
-
-
 def test_warm_beside_a_loader_takes_what_was_not_promised(
     shards: Path, samples: list[Sample], run: Command, cache_dir: Path
 ) -> None:

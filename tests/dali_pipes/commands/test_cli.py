@@ -33,13 +33,6 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1].strip() == "loaded:"
 
 
-@pytest.mark.parametrize("program", ["prep", "bench"])
-def test_packages_are_the_same_commands(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`python -m prep` and `python -m bench` are `dali-pipes prep` and `dali-pipes bench`."""
-    assert main([program, "--help"]) == 0
-    assert run("--help", program=program).stdout == capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("file", "commands"), [("prep.py", ["prep", "bench"]), ("bench/__init__.py", ["bench"])])
 def test_a_module_of_the_users_is_not_taken_for_ours(tmp_path: Path, file: str, commands: list[str]) -> None:
     """With `python -m`, the current folder comes first: the file in the way is named, and not run.
@@ -58,16 +51,6 @@ def test_a_module_of_the_users_is_not_taken_for_ours(tmp_path: Path, file: str, 
         assert "not ours" not in done.stderr
     # Here the current folder is not on the path.
     assert run("-P", "-m", "dali_pipes", package, "--help", program=None, cwd=tmp_path).returncode == 0
-
-
-def test_an_embedded_node_starts_beside_a_module_of_the_users(tmp_path: Path) -> None:
-    (tmp_path / "prep.py").write_text("raise SystemExit('not ours')")
-    program = (
-        "from pathlib import Path; from dali_pipes.store.cluster.endpoint import cluster\n"
-        "with cluster(None, embedded_dir=Path('node')) as endpoint: print(endpoint)"
-    )
-    done = run("-c", program, program=None, cwd=tmp_path)
-    assert done.stdout.startswith("http://127.0.0.1:"), done.stderr
 
 
 @pytest.mark.parametrize(

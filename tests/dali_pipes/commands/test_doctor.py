@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.shell_completion import BashComplete
 
-from dali_pipes.cli import cli, main
+from dali_pipes.cli import main
 from dali_pipes.commands.doctor import (
     Finding,
     check_caches,
     check_cluster,
     check_cores,
-    check_gpu,
     check_libraries,
     check_machine,
     examine,
@@ -68,30 +66,6 @@ def install(folder: Path, name: str, version: str, *, files: tuple[str, ...] = (
 
 
 # This machine
-
-
-def test_machine_that_runs_these_tests_is_fit() -> None:
-    """All is looked at, nothing fails, and each warning says what to do."""
-    findings = look()
-    names = {finding.name.partition(" ")[0] for finding in findings}
-    expected = "packages DALI libraries CUDA GPU cores endpoint cache memory limits reader"
-    assert names >= set(expected.split())
-    assert [finding for finding in findings if finding.status == "fail"] == []
-    assert [finding for finding in findings if finding.status == "warn" and not finding.advice] == []
-    assert not [finding for finding in findings if "a check failed" in finding.found]
-
-
-@pytest.mark.parametrize(
-    ("directory", "status", "text"),
-    [("", "ok warn", "free of"), ("nowhere", "fail", "nowhere' is not there"), ("/proc", "fail", "")],
-)
-def test_named_cache_directory(tmp_path: Path, directory: str, status: str, text: str) -> None:
-    """One that is not fit fails; nothing is left in it."""
-    found = of(look(cache_dir=tmp_path / directory), "cache")
-    assert found.status in status.split()
-    assert text in found.found
-    assert found.advice or found.status == "ok"
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_shared_memory_of_a_container(monkeypatch: Monkey) -> None:
@@ -218,16 +192,6 @@ def test_driver_against_builds(given: dict[str, Any], status: str, text: str, ad
     assert bool(found.advice) == (status != "ok")
 
 
-@pytest.mark.parametrize(("torch", "status"), [("12.8", "ok"), ("13.2", "warn"), ("", "ok")])
-def test_cuda_of_dali_and_torch(torch: str, status: str, monkeypatch: Monkey) -> None:
-    """Either works where the driver is new enough for both; one CUDA is one choice less to think of."""
-    monkeypatch.setattr("dali_pipes.commands.doctor.dali_builds", lambda: ["nvidia-dali-cuda120"])
-    monkeypatch.setattr("dali_pipes.commands.doctor.torch_cuda", lambda: torch)
-    found = of(list(check_gpu()), "CUDA")
-    assert found.status == status
-    assert ("needs a driver for CUDA 13; " in found.advice) == (status == "warn")
-
-
 @pytest.mark.fresh_interpreter
 def test_torchs_cuda_is_told_without_importing_it() -> None:
     """As torch itself says it."""
@@ -331,32 +295,11 @@ def test_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], tmp
     assert main(["doctor", "--cache", str(tmp_path / "nowhere"), "--json"]) == 1
 
 
-def test_a_check_that_breaks_does_not_stop_the_others(monkeypatch: Monkey) -> None:
-    def broken(directory: Path | None) -> Iterator[Finding]:
-        raise RuntimeError("no such file")
-
-    monkeypatch.setattr("dali_pipes.commands.doctor.check_caches", broken)
-    findings = look()
-    assert of(findings, "doctor").found == "a check failed: RuntimeError: no such file"
-    assert of(findings, "limits")
-
-
 def test_completion_prints_the_shells_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out
     assert "_DALI_PIPES_COMPLETE" in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [("dali-pipes d", ["demo", "doctor"]), ("dali-pipes prep verify --mask", ["--mask", "--mask-values"])],
-)
-def test_shell_is_given_what_fits(words: str, expected: list[str]) -> None:
-    """What the script asks the program when the tab key is pressed."""
-    typed = words.split(" ")
-    completion = BashComplete(cli, {}, "dali-pipes", "_DALI_PIPES_COMPLETE")
-    assert [found.value for found in completion.get_completions(typed[1:-1], typed[-1])] == expected
 
 
 def test_doctor_says_which_reader_the_system_allows(monkeypatch: Monkey) -> None:

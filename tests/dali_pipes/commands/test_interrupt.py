@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dali_pipes.cli import INTERRUPTED
-
 
 def start(program: str, *arguments: object) -> subprocess.Popen[str]:
     """Run a program in a process group of its own."""
@@ -21,51 +19,6 @@ def start(program: str, *arguments: object) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
-
-
-COMMAND = "import os, sys, signal, time, atexit, click, dali_pipes.cli as module\n@module.cli.command()\ndef it():\n"
-END = "sys.argv = ['dali-pipes', 'it']\nsys.exit(module.main())\n"
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_interruption_that_python_drops_is_raised_again(name: str) -> None:
-    """It came while a finalizer ran: Python reports such an exception, and goes on."""
-    body = (
-        "    class Garbage:\n"
-        f"        def __del__(self): signal.raise_signal(signal.{name})\n"
-        "    Garbage()\n"
-        "    time.sleep(60)\n"
-    )
-    ended = start(COMMAND + body + END)
-    _, errors = ended.communicate(timeout=200)
-    assert ended.returncode == 128 + getattr(signal, name)
-    assert "Traceback" not in errors
-
-
-def test_ctrl_c_waits_for_the_import_of_a_shared_library() -> None:
-    """Some abort the process if an exception comes out of the Python code that they run meanwhile."""
-    body = (
-        "    class Interrupting:\n"
-        "        def find_spec(self, name, path=None, target=None):\n"
-        "            if name == 'numpy.random._common':\n"  # a shared library, numpy.random.mtrand, imports it
-        "                sys.meta_path.remove(self)\n"
-        "                signal.raise_signal(signal.SIGINT)\n"
-        "    sys.meta_path.insert(0, Interrupting())\n"
-        "    import numpy.random.mtrand\n"
-        "    click.echo('imported')\n"
-        "    time.sleep(60)\n"
-    )
-    ended = start(COMMAND + body + END)
-    output, errors = ended.communicate(timeout=200)
-    assert (ended.returncode, output, errors.strip()) == (INTERRUPTED, "imported\n", "error: interrupted")
-
-
-def test_ctrl_c_after_the_command_changes_nothing() -> None:
-    """While Python takes the process apart."""
-    body = "    atexit.register(signal.raise_signal, signal.SIGINT)\n    click.echo('the result')\n"
-    ended = start(COMMAND + body + END)
-    assert ended.communicate(timeout=200) == ("the result\n", "")
-    assert ended.returncode == 0
 
 
 def test_loader_that_waits_for_a_silent_store_is_interrupted(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ tests/test_imports.py says that nothing else prints.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from dali_pipes import progress
 from dali_pipes.cli import cli, main
 from dali_pipes.commands import output
 from dali_pipes.errors import DataError, StoreError, keep_secret
-from dali_pipes.progress import use_verbosity
 
 SECRET = "t0ken-of-the-test-of-output"
 EVIL = f"\x1b[2J\x9b31m\nerror: \u202egpj {SECRET}"
@@ -52,36 +50,6 @@ def test_each_text_is_one_harmless_line(
     assert tuple(capsys.readouterr()) == expected
 
 
-def test_json_result_is_one_line_of_ascii(capsys: Captured) -> None:
-    """JSON has escapes of its own: the program that reads it finds the text as it was."""
-    document = {"key": EVIL.removesuffix(SECRET)}
-    output.print_result("for people", document, as_json=True)
-    said = capsys.readouterr().out
-    assert said.isascii()
-    assert said.removesuffix("\n").isprintable()
-    assert json.loads(said) == document
-
-
-def test_long_line_is_cut_and_quiet_leaves_notes_out(capsys: Captured) -> None:
-    output.print_line("x" * 100_000)
-    assert len(capsys.readouterr().out) < 10_000
-    use_verbosity("quiet")
-    try:
-        output.print_note("a note")
-    finally:
-        use_verbosity("normal")
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(("variable", "colour"), [("", None), ("1", False)])  # None: if it is a terminal
-def test_colours_are_for_who_wants_them(variable: str, colour: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool | None] = []
-    monkeypatch.setattr(click, "secho", lambda text, **options: seen.append(options["color"]))
-    monkeypatch.setenv("NO_COLOR", variable)
-    output.print_line("a", fg="red")
-    assert seen == [colour]
-
-
 def test_log_shows_escapes_and_a_traceback_keeps_its_lines() -> None:
     try:
         raise ValueError(EVIL)
@@ -110,12 +78,6 @@ def test_output_that_cannot_be_written_is_misuse(tmp_path: Path, name: str, text
     refused = pytest.raises(StoreError, match=r"cannot write '.*folder.json': Is a directory")
     with refused, output.writing(tmp_path / "folder.json"):
         (tmp_path / "folder.json").write_text("")
-
-
-def test_counted_words() -> None:
-    assert [output.counted(1, "shard"), output.counted(2, "shard"), output.counted(0, "copy", "copies")] == [
-        "1 shard", "2 shards", "0 copies",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.commands.profile import EpochProfile, StageTimes, find_bottleneck
 from dali_pipes.commands.tune import find_graph
-from tests.loaders import open_loader
 from tests.shards import Sample, mask_bytes, photo_bytes, write_shards
 
 STAGES = ["fetch", "stage", "read", "inputs", "decode", "transform", "hand-over", "step"]
@@ -107,10 +104,6 @@ def test_profile_command_measures_real_epochs(small_shards: Path, capsys: pytest
     assert (used["decoded_on_gpu"], used["prefetch_queue_depth"]) == (False, 3)
 
 
-def test_trace_that_cannot_be_written_is_refused_before_the_run(small_shards: Path, tmp_path: Path) -> None:
-    assert main(["profile", str(small_shards), "-o", str(tmp_path / "trace.txt")]) == 2
-
-
 def test_command_prints_a_table_and_writes_a_trace(
     small_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,25 +122,6 @@ def test_command_prints_a_table_and_writes_a_trace(
     numbers = Counter(event["name"] for event in events if event["ph"] == "X")
     assert (numbers["step"], numbers["wait for decoding"]) == (12, 12)
     assert [numbers[f"epoch {epoch}"] for epoch in range(3)] == [1, 1, 1]
-
-
-def test_second_pipeline_of_the_decoders_gives_what_they_give(small_shards: Path) -> None:
-    """It runs the same decoders and nothing behind them: the share of decoding is of the same work."""
-    with open_loader(
-        small_shards, dp.segmentation(crop=24), batch_size=6, shuffle=False, cache=dp.Cache(show_progress=False)
-    ) as loader:
-        next(loader)
-        inputs = loader.parts.decode.scheduled[0]
-        second = loader.parts.decode.second_pipeline(only_decoders=True)
-        assert loader.parts.decode.num_decoders == second.num_decoders == 2
-        second.run(inputs)  # a second one comes through, too: nothing is left of the first
-        second.feed = iter([inputs]).__next__
-        second.schedule()
-        outputs = second.pipeline.share_outputs()
-        shapes = [{np.asarray(output[0]).shape[-1]} for output in outputs]
-        second.pipeline.release_outputs()
-        second.close()
-    assert sorted(map(max, shapes)) == [1, 3], "a mask's one channel and a photo's three, before they are normalised"
 
 
 @pytest.mark.parametrize(

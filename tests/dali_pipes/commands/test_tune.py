@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -31,20 +30,6 @@ def path(tmp_path: Path) -> Path:
     """A tuning file of this machine."""
     TUNED.write(tmp_path / "tuning.json")
     return tmp_path / "tuning.json"
-
-
-def test_what_was_asked_for_comes_first(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the file, which is JSON for others to read, then the defaults."""
-    assert json.loads(path.read_text())["format"] == "dali-pipes tuning 1"
-    assert choose_settings(Decode(tuning=path), device_id=None) == TUNED.settings
-    asked = choose_settings(Decode(tuning=path, threads=1, engine_share=0.25), device_id=None)
-    assert asked == Settings(num_threads=1, prefetch_queue_depth=4, hw_decoder_load=0.25)
-    assert choose_settings(Decode(), device_id=None) == Settings(num_threads=HERE.cores, prefetch_queue_depth=2)
-    monkeypatch.setenv(TUNING_VARIABLE, str(path))
-    assert choose_settings(Decode(), device_id=None) == TUNED.settings
-    other = dataclasses.replace(TUNED, settings=Settings(num_threads=5, prefetch_queue_depth=1))
-    other.write(tmp_path / "other.json")
-    assert choose_settings(Decode(tuning=tmp_path / "other.json"), device_id=None) == other.settings
 
 
 def test_another_machine_s_file_is_told_once_and_not_used(path: Path, caplog: pytest.LogCaptureFixture) -> None:

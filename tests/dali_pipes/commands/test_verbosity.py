@@ -1,6 +1,5 @@
 """--quiet and --verbose: every command has them, with one meaning, and the processes that it starts follow."""
 
-import logging
 import re
 import shutil
 import subprocess
@@ -13,8 +12,7 @@ import pytest
 
 from dali_pipes.cli import cli, main
 from dali_pipes.formats.names import manifest_name
-from dali_pipes.progress import Verbosity, current_verbosity, use_verbosity
-from prep.workers import Report, Workers
+from dali_pipes.progress import current_verbosity
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -64,41 +62,9 @@ def test_quiet_leaves_the_result_and_verbose_adds_the_steps(warned: Path, place:
         assert "INFO dali_pipes.progress: index" in steps["-v"]
 
 
-def test_without_either_warnings_are_shown_and_steps_are_not(warned: Path) -> None:
-    said = run("prep", "index", str(warned / "s-")).stderr
-    assert "WARNING prep.index: " in said
-    assert "INFO" not in said
-
-
-@pytest.mark.parametrize("option", ["-q", "-v"])
-def test_error_is_the_last_line_of_both(tmp_path: Path, option: str) -> None:
-    """Quiet, it is the only one; verbose, a traceback comes before it."""
-    done = run("prep", "index", option, str(tmp_path))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1].startswith("error: ")
-    assert ("Traceback" in done.stderr) == (option == "-v")
-    assert option == "-v" or done.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize("words", [["-q", "-v", "cache", "ls"], ["-q", "cache", "-v", "ls"], ["cache", "ls", "-qv"]])
 def test_both_at_once_are_misuse(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     """And a program that calls `main` is as it was before."""
     assert main(words) == 2
     assert "--quiet and --verbose exclude each other" in capfd.readouterr().err
     assert current_verbosity() == "normal"
-
-
-def log_both(task: str, report: Report) -> None:
-    logging.getLogger("worker").info("a step of %s", task)
-    logging.getLogger("worker").warning("a warning of %s", task)
-
-
-@pytest.mark.parametrize(("said", "lines"), [("quiet", 0), ("normal", 1), ("verbose", 2)])
-def test_worker_processes_follow(said: Verbosity, lines: int, capfd: pytest.CaptureFixture[str]) -> None:
-    use_verbosity(said)
-    try:
-        with Workers(1, isolated=True) as workers:
-            list(workers.map(log_both, ["one"]))
-    finally:
-        use_verbosity("normal")
-    assert len(capfd.readouterr().err.splitlines()) == lines

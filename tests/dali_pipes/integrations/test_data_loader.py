@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import pickle
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,24 +82,6 @@ def test_next_iteration_is_that_of_the_table(
                 assert keys(iterator) == whole[epoch][batch:], (each_iter, is_named_late)
 
 
-def test_state_loaded_after_the_iterator_was_made_counts(small_shards: Path, whole: Epochs) -> None:
-    """Some trainers make the iterator first. One that has given a batch is refused instead."""
-    with open_loader(small_shards) as loader:
-        face = loader.as_dataloader(("key",))
-        begun = iter(face)
-        assert [next(begun)[0], next(begun)[0]] == whole[0][:2]
-        state = face.state_dict()
-        new = iter(face)
-        face.load_state_dict(state)
-        assert keys(new) == whole[0][2:]
-        begun = iter(face)
-        next(begun)
-        face.load_state_dict(state)
-        with pytest.raises(RuntimeError, match="put to another position"):
-            next(begun)
-        assert [keys(face), keys(face)] == [whole[0][2:], whole[1]]
-
-
 def test_state_counts_the_samples_that_a_trainer_has_used(small_shards: Path) -> None:
     """A trainer that takes a batch ahead says how many; a number below zero is refused."""
     with open_loader(small_shards) as loader:
@@ -156,17 +137,6 @@ def test_iterator_that_is_not_the_newest_is_refused(small_shards: Path, whole: E
             next(ended)
 
 
-def test_outputs_are_tuples_or_dicts(small_shards: Path) -> None:
-    """By the loader's names, in the order asked for, or under new names."""
-    with open_loader(small_shards) as loader:
-        assert set(next(iter(loader.as_dataloader()))) == {"image", "label", "key"}
-        image, label = next(iter(loader.as_dataloader(("image", "label"))))
-        assert (image.shape, label.shape) == ((5, 4, 4, 3), (5,))
-        batch = next(iter(loader.as_dataloader({"pixel_values": "image", "labels": "label"})))
-        assert list(batch) == ["pixel_values", "labels"]
-        assert batch["pixel_values"].shape == (5, 4, 4, 3)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
@@ -179,28 +149,6 @@ def test_outputs_are_tuples_or_dicts(small_shards: Path) -> None:
 def test_arguments_that_do_not_fit_are_refused(small_shards: Path, options: Any, error: Any, text: str) -> None:
     with open_loader(small_shards) as loader, pytest.raises(error, match=text):
         loader.as_dataloader(**options)
-
-
-@pytest.mark.parametrize(
-    ("policy", "num_batches", "rank_samples"),
-    # As torch's DistributedSampler counts: 23 samples are 12 on each of two ranks.
-    [("PARTIAL", 3, 12), ("FILL", 3, 12), ("DROP", 2, 10)],
-)
-def test_trainers_find_the_lengths_that_they_ask_for(
-    small_shards: Path, policy: str, num_batches: int, rank_samples: int
-) -> None:
-    """The same on both ranks."""
-    from torch.utils.data import DataLoader
-
-    for rank in range(2):
-        with open_loader(small_shards, rank=rank, world_size=2, last_batch_policy=policy) as loader:
-            face = loader.as_dataloader()
-            assert not isinstance(face, DataLoader)
-            assert (len(face), len(face.batch_sampler)) == (num_batches, num_batches)
-            assert (len(face.sampler), len(face.dataset)) == (rank_samples, NUM_SAMPLES)
-            assert (face.batch_size, face.batch_sampler.batch_size) == (5, 5)
-            assert face.drop_last is face.batch_sampler.drop_last is (policy == "DROP")
-            assert (face.num_workers, face.pin_memory) == (0, False)
 
 
 def test_each_object_of_the_face_takes_the_epoch(small_shards: Path, whole: Epochs) -> None:
@@ -284,63 +232,12 @@ def test_samples_cannot_be_had_by_number(small_shards: Path, misuse: Any) -> Non
         assert len(list(loader.as_dataloader(each_iter="same"))) == BATCHES
 
 
-@pytest.mark.usefixtures("without_collector")
-@pytest.mark.parametrize("wrap", [lambda loader: loader.as_dataloader(), lambda loader: loader.as_dataset()])
-def test_dropped_loader_with_a_face_is_collected(small_shards: Path, wrap: Any) -> None:
-    """Without the garbage collector: nothing of the face keeps the loader open."""
-    loader = open_loader(small_shards)
-    face = wrap(loader)
-    iterator = iter(face)
-    next(iterator)
-    held = (getattr(face, "sampler", None), getattr(face, "dataset", None))
-    dropped = weakref.ref(loader)
-    del loader, face, iterator, held
-    assert dropped() is None
-
-
 def test_dataset_in_a_loader_that_stacks_batches_is_refused(small_shards: Path) -> None:
     """``DataLoader(dataset, batch_size=4)`` would make batches of four batches."""
     with open_loader(small_shards) as loader:
         with pytest.raises(TypeError, match=r"would stack whole batches; pass DataLoader\(loader.as_dataset\(\), b"):
             list(torchs(loader.as_dataset(), batch_size=4))
         assert len(list(torchs_loader(loader))) == BATCHES
-
-
-class DataLoaderDispatcher:
-    """Iterates as Accelerate's class of this name does: rank 0's batches are for all ranks."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.dataset
-
-
-class IterableDatasetShard(DataLoaderDispatcher):
-    """Iterates as Accelerate's, or Transformers', class of this name does: each rank takes its part of a batch."""
-
-
-@pytest.mark.parametrize("dealer", [DataLoaderDispatcher, IterableDatasetShard])
-def test_dataset_whose_batches_would_be_dealt_to_the_ranks_is_refused(small_shards: Path, dealer: Any) -> None:
-    """Where each rank has a loader of its own; one process may have them. `tests.trainers` has the real ones."""
-    with open_loader(small_shards, rank=0, world_size=2) as loader:
-        with pytest.raises(
-            RuntimeError, match=r"each of the 2 ranks has a loader of its own: samples would be lost; give"
-        ):
-            list(dealer(torchs_loader(loader)))
-        assert len(list(torchs_loader(loader))) == 3
-    with open_loader(small_shards) as loader:
-        assert len(list(dealer(torchs_loader(loader)))) == BATCHES
-
-
-def test_dataset_takes_the_epoch_that_a_trainer_names(small_shards: Path, whole: Epochs) -> None:
-    """As timm and Accelerate do: a resumed run does not repeat epoch 0."""
-    with open_loader(small_shards) as loader:
-        batches = torchs_loader(loader)
-        for epoch in (3, 0):
-            batches.dataset.set_epoch(epoch)
-            assert [batch["key"] for batch in batches] == whole[epoch]
-        assert [batch["key"] for batch in batches] == whole[1]
 
 
 def test_policy_that_leaves_no_batch_is_refused(small_shards: Path) -> None:

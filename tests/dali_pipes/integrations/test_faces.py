@@ -110,48 +110,6 @@ def _face(request: pytest.FixtureRequest) -> Face:
     return FACES[request.param]
 
 
-def test_each_epoch_gives_each_key_once_and_length_is_right_at_any_time(
-    small_shards: Path, whole: Epochs, face: Face
-) -> None:
-    """In the order of the loader; before, during and after an epoch, and after a resume in mid-epoch."""
-    with open_loader(small_shards, **face.options) as loader:
-        wrapped = face.wrap(loader)
-        lengths, found = [len(wrapped)], []
-        for number, batch in enumerate(wrapped):
-            found.append(face.keys(batch))
-            lengths.append(len(wrapped))
-            if number == 1:
-                state = face.stateful(wrapped).state_dict()
-        assert found == whole[0]
-        assert face.read(wrapped, 2) == ([whole[0]] * 2 if face.after_break == "same" else whole[1:3])
-        lengths.append(len(wrapped))
-        face.stateful(wrapped).load_state_dict(state)
-        assert [*lengths, len(wrapped)] == [BATCHES] * 8
-
-
-@pytest.mark.parametrize(
-    ("policy", "given"),
-    [
-        ("PARTIAL", [12, 11]),  # the last three samples: two and one
-        ("FILL", [15, 15]),  # seven are repeated
-        ("DROP", [10, 10]),  # the last three are left out
-    ],
-)
-def test_ranks_are_disjoint_and_complete(small_shards: Path, face: Face, policy: str, given: list[int]) -> None:
-    """Under each policy; the ranks have as many batches as each other. test_late.py has the ranks of late loaders."""
-    if "rank" in face.options:
-        pytest.skip("this face finds its rank by itself")
-    ranks = []
-    for rank in range(2):
-        with open_loader(small_shards, rank=rank, world_size=2, last_batch_policy=policy) as loader:
-            wrapped = face.wrap(loader)
-            batches = face.read(wrapped)[0]
-            assert len(batches) == len(wrapped) == (2 if policy == "DROP" else 3)
-            ranks.append(list(itertools.chain(*batches)))
-    assert [len(keys) for keys in ranks] == given
-    assert len(set(ranks[0] + ranks[1])) == (NUM_SAMPLES if policy == "FILL" else sum(given))
-
-
 def test_leaving_early_and_starting_again(small_shards: Path, whole: Epochs, face: Face) -> None:
     """What comes after ``break`` is what the face says, and after it the next epoch as ever."""
     after = {"rest": whole[0][2:], "next": whole[1], "same": whole[0]}[face.after_break]

@@ -111,59 +111,6 @@ def test_validation_starts_anew_each_time(runs: Any, small_shards: Path, tmp_pat
     assert model.seen["validate"] == [first] * 3
 
 
-def test_reloaded_dataloaders_are_the_same_loader(runs: Any, small_shards: Path, tmp_path: Path) -> None:
-    """``reload_dataloaders_every_n_epochs`` asks again; no second loader takes another share of the cache."""
-    data, opened = runs.make_data(small_shards), set()
-
-    class Watching(runs.pl.Callback):
-        def on_train_batch_end(self, *_: Any) -> None:
-            opened.update(id(loader) for loader in data.loaders.values())
-
-    options = {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1, "callbacks": [Watching()]}
-    model = runs.fit(small_shards, tmp_path, data=data, **options)
-    assert model.steps == runs.fit(small_shards, tmp_path, max_epochs=2).steps
-    assert len(opened) == 2
-
-
-def test_validate_test_and_predict_read_their_own_loaders(runs: Any, small_shards: Path, tmp_path: Path) -> None:
-    """One data module for all four, one after the other and again; every sample once, in order."""
-    keys = [f"s{number:05d}" for number in range(23)]
-    stage = runs.evaluation(small_shards)
-    data, model = runs.make_data(small_shards, test=stage, predict=stage | {"batch_size": 4}), runs.make_model()
-    trainer = runs.make_trainer(tmp_path, max_epochs=1)
-    for _ in range(2):
-        trainer.validate(model, datamodule=data, verbose=False)
-        trainer.test(model, datamodule=data, verbose=False)
-        predicted = trainer.predict(model, datamodule=data)
-        assert predicted is not None
-        assert [key for batch in predicted for key in batch] == keys
-        assert data.loaders == {}
-    assert model.seen["validate"] == model.seen["test"] == [keys, keys]
-
-
-@pytest.mark.parametrize("ending", ["over", "exception", "interrupt"])
-def test_loaders_are_closed_when_the_trainer_is_done(
-    runs: Any, small_shards: Path, tmp_path: Path, ending: str
-) -> None:
-    """However it ends; and the data module can be used again."""
-    error = {"over": None, "exception": KeyError("mine"), "interrupt": KeyboardInterrupt()}[ending]
-
-    class Ending(runs.pl.Callback):
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            if error is not None and trainer.global_step == 2:
-                raise error
-
-    data, model = runs.make_data(small_shards), runs.make_model()
-    trainer = runs.make_trainer(tmp_path, max_epochs=1, callbacks=[Ending()])
-    if error is None:
-        trainer.fit(model, datamodule=data)
-    else:
-        with pytest.raises((KeyError, SystemExit)):
-            trainer.fit(model, datamodule=data)
-    assert data.loaders == {}
-    assert len(runs.fit(small_shards, tmp_path, data=data, max_epochs=1).steps) == BATCHES
-
-
 def test_resumed_train_loader_is_opened_where_it_goes_on(
     runs: Any, small_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,15 +136,6 @@ def test_resumed_train_loader_is_opened_where_it_goes_on(
     begun.clear()
     assert runs.fit(small_shards, tmp_path, data=data, max_epochs=1).steps == whole.steps
     assert begun == [(0, 0), (1, 0)]
-
-
-def test_checkpoint_of_other_data_is_refused(runs: Any, small_shards: Path, tmp_path: Path) -> None:
-    """By the loader's own error; the loaders are closed."""
-    runs.fit(small_shards, tmp_path, callbacks=[runs.every_step(tmp_path)], max_epochs=1)
-    data = runs.make_data(small_shards, seed=5)
-    with pytest.raises(dp.StateError, match="the state has seed=4, this loader seed=5; pass the state's"):
-        runs.fit(small_shards, tmp_path, ckpt=tmp_path / "step=2.ckpt", data=data, max_epochs=1)
-    assert data.loaders == {}
 
 
 def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:

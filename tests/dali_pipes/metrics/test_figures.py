@@ -1,21 +1,22 @@
-"""A loader's figures are what it did, never go backwards, and outlive it."""
+"""A loader's figures are what it did, and outlive it."""
 
 from __future__ import annotations
 
 import gc
-import re
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.metrics.figures import FIGURES, LOADERS, labels_of
+from dali_pipes.metrics.counts import Counts
+from dali_pipes.metrics.figures import LOADERS, labels_of
 from tests.dali_pipes.raw import raw
-from tests.shards import Sample, write_shards
 
-COUNTERS = [figure.name for figure in FIGURES if figure.is_counter]
+if TYPE_CHECKING:
+    from tests.shards import Sample
 
 
 def opened(shards: Path, **options: object) -> dp.Loader:
@@ -27,13 +28,6 @@ def opened(shards: Path, **options: object) -> dp.Loader:
 def loader(small_shards: Path, tmp_path: Path) -> Iterator[dp.Loader]:
     with opened(small_shards, cache=dp.Cache(directory=tmp_path, show_progress=False)) as made:
         yield made
-
-
-def test_names_have_their_units_at_the_end_as_prometheus_wants() -> None:
-    for figure in FIGURES:
-        assert re.fullmatch(r"dali_pipes_[a-z_]+", figure.metric)
-        assert figure.metric.endswith("_total") == figure.is_counter
-        assert figure.help.endswith(".")
 
 
 def test_figures_of_an_epoch(loader: dp.Loader, small_shards: Path, small_samples: list[Sample]) -> None:
@@ -69,54 +63,6 @@ def test_faces_have_the_figures_of_their_loader(loader: dp.Loader) -> None:
     assert [face.stats()["samples"] for face in faces] == [23, 23]
 
 
-def test_samples_that_fill_a_batch_do_not_count(small_shards: Path) -> None:
-    with opened(small_shards, last_batch_policy="FILL", batch_size=12) as loader:
-        assert sum(len(batch["label"]) for (batch,) in loader) == 24
-        assert loader.stats()["samples"] == 23
-
-
-def test_bad_samples_are_counted(tmp_path: Path, small_samples: list[Sample]) -> None:
-    broken = [Sample(one.key, dict(one.components)) for one in small_samples[:6]]
-    broken[2].components["image.jpg"] = b"GIF89a not a photo"
-    shards = write_shards(tmp_path / "shards", broken, per_shard=3)
-    bad = dp.BadSamples(on_error="substitute", quarantine=tmp_path / "bad.tsv")
-    graph = dp.segmentation(crop=16)
-    with dp.loader(shards, graph, batch_size=3, device="cpu", bad_samples=bad) as loader:
-        for epoch in range(2):
-            assert sum(1 for _ in loader) == 2
-            assert (loader.stats()["bad_samples"], loader.stats()["substituted_samples"]) == (1, epoch + 1)
-
-
-def test_counters_never_go_backwards(loader: dp.Loader) -> None:
-    """Read by another thread without a pause, over ends of epochs, resets, an error in the loop, and the close."""
-    seen: list[dict[str, float]] = [loader.stats()]
-    is_over = threading.Event()
-    failed: list[str] = []
-
-    def watch() -> None:
-        while not is_over.is_set():
-            now = loader.stats()
-            failed.extend(name for name in COUNTERS if now[name] < seen[-1][name])
-            seen.append(now)
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    try:
-        for epoch in range(4):
-            for number, _ in enumerate(loader):
-                if number == 2 and epoch == 1:
-                    break
-            loader.reset()
-        loader.set_epoch(9)
-        next(loader)
-        loader.close()
-    finally:
-        is_over.set()
-        watching.join()
-    assert not failed
-    assert seen[-1]["batches"] <= loader.stats()["batches"] == 6 + 3 + 6 + 6 + 1
-
-
 def test_closed_loaders_leave_their_counters_to_the_next_of_their_name(small_shards: Path) -> None:
     """A job that opens a loader for each validation has one series, which grows; nothing keeps the loaders."""
     totals = []
@@ -136,10 +82,19 @@ def test_closed_loaders_leave_their_counters_to_the_next_of_their_name(small_sha
     assert ("loader", "dropped-in-this-test") in [pair for labels in LOADERS.read() for pair in labels]
 
 
-def test_open_loaders_have_different_names(small_shards: Path) -> None:
-    with opened(small_shards) as one, opened(small_shards) as two:
-        labels = labels_of(one.parts)
-        assert labels != labels_of(two.parts)
-        one.close()
-        with opened(small_shards) as three:
-            assert labels_of(three.parts) == labels, "the lowest that is free: names stay few"
+STAGES = ("hand_over", "inputs", "read", "shard_wait", "read_wait", "decode_wait")
+
+
+def test_stage_inside_another_counts_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stages add up to the time that the loop spent in the loader."""
+    now_s = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    counts = Counts()
+    with counts.hand_over, counts.inputs, counts.read:
+        now_s += 1
+        with counts.shard_wait:
+            now_s += 2
+        with counts.read_wait:
+            now_s += 4
+    assert [getattr(counts, name).seconds() for name in STAGES] == [0, 0, 1, 2, 4, 0]
+    assert counts.in_loader_s() == 7

@@ -57,15 +57,6 @@ def test_a_loader_reports_its_opening_its_shards_and_its_epochs(
         assert started < span.start_time <= span.end_time <= time.time_ns()
 
 
-def test_a_loader_that_cannot_be_opened_reports_the_error(tmp_path: Path, exporter: InMemorySpanExporter) -> None:
-    with pytest.raises(dp.StoreError):
-        dp.loader(tmp_path / "none", raw, batch_size=4, device="cpu")
-    (opening,) = named(exporter, "open")
-    assert opening.status.status_code is trace.StatusCode.ERROR
-    assert opening.events[0].attributes is not None
-    assert "none" in str(opening.events[0].attributes["exception.message"])
-
-
 def test_only_long_waits_are_spans(exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = Counts().shard_wait
     with wait:

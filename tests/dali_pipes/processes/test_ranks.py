@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dali_pipes.processes.ranks import Rank, cores_of_rank, find_rank, rank_from_environment, refuse_changed_rank
+from dali_pipes.processes.ranks import cores_of_rank, find_rank, rank_from_environment
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"}
@@ -34,11 +34,6 @@ def test_rank_from_environment(environment: dict[str, str], expected: tuple[int,
     """Each launcher's own names."""
     found = rank_from_environment(environment)
     assert (found.rank, found.world_size, found.local_rank) == expected
-
-
-def test_arguments_come_before_the_launcher() -> None:
-    """What is given counts; the local rank is still the launcher's."""
-    assert find_rank(rank=1, world_size=2, environment=TORCHRUN) == Rank(rank=1, world_size=2, local_rank=1)
 
 
 @pytest.mark.parametrize(
@@ -253,30 +248,6 @@ def test_loader_opened_before_the_group_is_refused_at_its_first_batch(small_shar
         assert [told[name] for name in ("first", "given", "after", "gone")] == [4, 4, 4, 4]
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "text"),
-    [
-        ({}, TORCHRUN, "now this is rank 5 of 8, by the launcher's variables"),
-        (TORCHRUN, TORCHRUN | {"RANK": "4"}, "as that of rank 5 of 8, by the launcher's variables; now this is rank 4"),
-        (TORCHRUN, TORCHRUN | {"LOCAL_RANK": "0"}, None),  # the same rank
-        (TORCHRUN, {}, None),  # taken away, which says nothing
-        ({}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None),  # still the only process
-    ],
-)
-def test_rank_that_a_launcher_gives_later_is_refused(
-    monkeypatch: pytest.MonkeyPatch, then: dict[str, str], now: dict[str, str], text: str | None
-) -> None:
-    process = find_rank(rank=None, world_size=None, environment=then)
-    for name, value in now.items():
-        monkeypatch.setenv(name, value)
-    if text is None:
-        refuse_changed_rank(process)
-    else:
-        with pytest.raises(ValueError, match=text):
-            refuse_changed_rank(process)
-    refuse_changed_rank(find_rank(rank=0, world_size=1, environment=then))  # given on purpose
-
-
 def test_jax_processes_are_ranks(closed_port: int) -> None:
     """A real `jax.distributed` of one process, whose launcher says something else."""
     pytest.importorskip("jax")
@@ -311,17 +282,6 @@ def test_jax_processes_are_ranks(closed_port: int) -> None:
 )
 def test_ranks_share_the_cores_of_their_launcher(environment: dict[str, str], share: int) -> None:
     assert cores_of_rank(environment) == max(1, len(os.sched_getaffinity(0)) // share)
-
-
-def test_a_rank_that_is_bound_has_its_cores_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher may use all cores, this process all but one: they are not shared with anybody."""
-    own = set(range(4))
-    mine = own - {0}
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: mine if process == 0 else own)
-    environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1000"}
-    assert cores_of_rank(environment) == 3
-    mine = own
-    assert cores_of_rank(environment) == 1
 
 
 def test_a_number_of_local_ranks_that_is_none_is_told() -> None:
