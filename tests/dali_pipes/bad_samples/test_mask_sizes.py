@@ -63,29 +63,3 @@ def test_a_mask_of_another_size_is_bad(tmp_path: Path, how: str) -> None:
     text = f"shard 's-000000.tar', key 's00002': component '{mask}' {problem}"
     with open_loader(shards, graph, on_error="raise") as loader, pytest.raises(dp.DecodeError, match=text):
         next(loader)
-
-
-def test_photos_with_crops_of_their_own_may_differ(tmp_path: Path) -> None:
-    """Two cameras: each photo is cropped by its own numbers, and both crops have one shape."""
-    shards = shards_with_one_wrong_mask(tmp_path)
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        shape = components.array(lambda batch: (batch.uniforms("shape", 2) * 0 + 8).astype("int32"))
-        outputs = {}
-        for name in ("image.jpg", "trimap.png"):
-            start = components.array(lambda batch, name=name: (batch.uniforms(name, 2) * 30).astype("int32"))
-            pixels = fn.decoders.image_slice(components[name], start, shape, axes=(0, 1), output_type=types.GRAY)
-            outputs[name] = fn.crop_mirror_normalize(pixels, mirror=random.coin_flip(stream="both"))
-        return outputs
-
-    with open_loader(shards, graph, on_error="raise") as loader:
-        assert len(next(loader)[0]["key"]) == 4
-
-
-def test_a_lacking_mask_has_no_size(tmp_path: Path) -> None:
-    """With ``missing="empty"`` the mask is one black pixel, and the sample is good."""
-    samples = make_samples([(50, 40)] * 4)
-    del samples[1].components["trimap.png"]
-    write_shards(tmp_path, samples, per_shard=4)
-    with loaders.open_loader(tmp_path, select=dp.Select(missing="empty")) as loader:
-        assert next(loader)[0]["mask"].shape == (4, 1, 16, 16)

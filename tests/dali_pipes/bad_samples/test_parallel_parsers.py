@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from dali_pipes.formats.orientation import is_surely_read
 from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
 from tests.docs.pages import REPOSITORY, blocks_of
-from tests.hostile_photos import bmp_of_16_bits, misleading_jpeg, pixels_of, with_fill, with_long_marker
+from tests.hostile_photos import bmp_of_16_bits, misleading_jpeg, pixels_of
 from tests.lazy import Lazy
-from tests.loaders import open_loader
 from tests.shards import Sample, image_bytes, photo_bytes, write_shards
-
-if TYPE_CHECKING:
-    import dali_pipes as dp
 
 fn, types = Lazy("nvidia.dali.fn"), Lazy("nvidia.dali.types")
 
@@ -69,24 +61,6 @@ def test_the_report_is_true(batch_size: int, is_killed: bool) -> None:
     assert code < 0 if is_killed else code == 0
 
 
-def as_stored(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-    """A graph of a user's own."""
-    return {"image": fn.decoders.image(components["jpg"], output_type=types.RGB, adjust_orientation=False)}
-
-
-@pytest.mark.parametrize("batch_size", [4, 64])
-def test_a_valid_photo_that_must_be_read_alone_is_decoded_as_it_was(tmp_path: Path, batch_size: int) -> None:
-    """Fill bytes before the scan, and a marker without a length; alone and together with others."""
-    photo = image_bytes(pixels_of(), "JPEG")
-    expected = np.asarray(Image.open(io.BytesIO(photo)).convert("RGB")).astype(int)
-    shards = shards_with(tmp_path, {2: with_fill(photo), 3: with_long_marker(photo)}, num=64)
-    with open_loader(shards, as_stored, batch_size=batch_size, shuffle=False) as loader:
-        pixels = next(loader)[0]["image"]
-        assert loader.stats()["bad_samples"] == 0
-    for place in (2, 3):
-        assert np.abs(pixels[place].numpy() - expected).max() <= 2
-
-
 def test_headers_are_read_alone() -> None:
     """Only the header counts, and it must be the one that was found here."""
     from dali_pipes.graph.photos import header_problems
@@ -100,12 +74,3 @@ def test_headers_are_read_alone() -> None:
     assert second is not None
     assert second.startswith("cannot be decoded: ")
     assert fifth == "has a header that DALI reads as 40 x 50 pixels"
-
-
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "BMP", "PPM"])
-def test_usual_photos_are_surely_read(format: str) -> None:
-    """Reading a photo alone takes a hundred times as long."""
-    for mode in ["1", "L", "RGB"] + ["P"] * (format not in ("JPEG", "PPM")):
-        photo = image_bytes(pixels_of(mode=mode), format)
-        assert is_surely_read(photo, format), mode
-        assert is_surely_read(memoryview(photo), format), mode

@@ -24,13 +24,11 @@ from tests.hostile_photos import (
     gif,
     jpeg2000,
     large_png,
-    pixels_of,
     tiff,
-    with_wrong_checksum,
 )
 from tests.lazy import Lazy
 from tests.loaders import substituting
-from tests.shards import Sample, image_bytes, make_samples, photo_bytes, with_data, write_shards
+from tests.shards import Sample, make_samples, photo_bytes, with_data, write_shards
 
 fn, types = Lazy("nvidia.dali.fn"), Lazy("nvidia.dali.types")
 
@@ -135,30 +133,6 @@ def test_an_index_that_names_another_size_is_found_out(tmp_path: Path, monkeypat
         assert loader.bad_samples[0].cause == (
             "has 9000 x 9000 pixels, its index says 40 x 50; index it anew: dali-pipes prep index URL --anew"
         )
-
-
-def test_a_photo_that_is_cut_off_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the crop lies before the cut, and where an index of an earlier version does not know of it."""
-    photo = photo_bytes(5, *SIZE)
-    photos = {5: photo[: len(photo) * 9 // 10], 6: photo + bytes(100)}
-    write_photos(tmp_path, photos, lying=monkeypatch)
-
-    def corner(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        return {"image": fn.decoders.image_slice(components["image.jpg"], (0, 0), (8, 8), axes=(0, 1))}
-
-    text = "shard 's-000000.tar', key 's00005': component 'image.jpg' is cut off: it has no end-of-image marker"
-    with open_loader(tmp_path, corner) as loader:
-        assert [batch["key"] for (batch,) in loader][1] == ["s00004", "s00004", "s00006", "s00007"]
-        assert [str(bad) for bad in loader.bad_samples] == [text]
-
-
-def test_a_png_that_the_index_calls_damaged_is_not_decoded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Only the index has compared its checksums; libpng would write a line of its own."""
-    write_photos(tmp_path, {1: with_wrong_checksum(image_bytes(pixels_of()), b"IDAT")})
-    with open_loader(tmp_path) as loader:
-        assert next(loader)[0]["key"] == ["s00000", "s00000", "s00002", "s00003"]
-        assert loader.bad_samples[0].cause.startswith("is damaged: it has no pixels, or a part of it has another")
-    assert "libpng" not in capfd.readouterr().err
 
 
 # GIFs, two JPEGs of no height, one of 12 bits, and files that are cut off or whose checksums are wrong.

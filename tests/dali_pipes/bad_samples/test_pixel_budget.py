@@ -42,15 +42,6 @@ def test_a_batch_of_too_many_pixels_is_named_and_the_next_one_comes(tmp_path: Pa
         assert len(list(loader)) == 2
 
 
-def test_masks_count(tmp_path: Path) -> None:
-    write_shards(tmp_path, make_samples([(50, 40)] * 4), per_shard=4)
-    with (
-        open_loader(tmp_path, dp.segmentation(crop=16), budget=8 * PIXELS - 1) as loader,
-        pytest.raises(dp.DecodeError, match="have 16000 pixels together, expected at most max_batch_pixels=15999"),
-    ):
-        next(loader)
-
-
 PROGRAM = r"""
 import re, sys, dali_pipes as dp
 from nvidia.dali import fn

@@ -63,21 +63,6 @@ def test_beta_of_the_smallest_shapes_stays_a_number() -> None:
     assert abs((found > 0.5).mean() - 0.5) < 4 / np.sqrt(4 * NUM)
 
 
-def test_choice_follows_its_probabilities() -> None:
-    random = drawn()
-    found = random.choice([90, 0, 180, 270], probabilities=[5, 1, 0, 4])
-    assert found.dtype == np.int32
-    counts = np.array([(found == value).sum() for value in (90, 0, 180, 270)])
-    assert counts[2] == 0
-    assert deviation(counts[[0, 1, 3]], np.array([0.5, 0.1, 0.4]) * NUM) < 18.4  # 99.99 %, 2 degrees of freedom
-    assert deviation(np.bincount(random.choice(7), minlength=7), NUM / 7) < 28  # 6 degrees
-    assert set(random.choice([0.5, 1]).tolist()) == {0.5, 1.0}
-    assert random.choice([0.5, 1]).dtype == np.float32
-    assert set(random.choice([np.float32(0.5), np.float16(1.5)]).tolist()) == {0.5, 1.5}
-    assert random.choice([np.int64(3), 4]).dtype == np.int32
-    assert random.choice([3], probabilities=[0.1]).tolist() == [3] * NUM
-
-
 def test_rotation_is_drawn_as_torchvision_draws_it() -> None:
     for degrees in (30, (-5, 90)):
         assert distance(drawn().rotation(degrees), of_torchvision(v2.RandomRotation(degrees), "angle")) < 2.2
@@ -237,79 +222,3 @@ def test_jittered_pixels_are_torchvisions(
             assert difference.max() < (0.6 if len(ranges) == 1 else 7), (key, difference.max())
             num_photos += 1
     assert num_photos == NUM_PHOTOS
-
-
-def test_grey_photos_have_their_probability_and_torchvisions_grey(png_shards: Path) -> None:
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        return {"image": random.color_jitter(saturation=(0, 0), probability=0.5)(decoded(components))}
-
-    num_grey = 0
-    for batch in batches_of(png_shards, graph):
-        for pixels, key in zip(batch["image"].permute(0, 3, 1, 2), batch["key"], strict=True):
-            photo = photo_of(key)
-            grey = reference.rgb_to_grayscale(photo.float(), 3)
-            is_grey = bool((pixels.float() - grey).abs().max() < 0.51)
-            assert is_grey or torch.equal(pixels, photo)
-            num_grey += is_grey
-    assert 7 < num_grey < 25
-
-
-def test_rotated_and_erased_pixels_are_torchvisions(png_shards: Path) -> None:
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        angle = random.rotation(45)
-        start, shape = random.erasing(SIDE, SIDE, probability=0.7)
-        pixels = decoded(components)
-        turned = fn.rotate(pixels, angle=angle, keep_size=True, fill_value=0, interp_type=types.INTERP_LINEAR)
-        nearest = fn.rotate(pixels, angle=angle, keep_size=True, fill_value=0, interp_type=types.INTERP_NN)
-        erased = fn.erase(pixels, anchor=start, shape=shape, axis_names="HW", fill_value=0)
-        outputs = {"turned": turned, "nearest": nearest, "erased": erased}
-        return outputs | {"angle": angle, "start": start, "shape": shape}
-
-    num_erased = 0
-    for batch in batches_of(png_shards, graph):
-        for row, key in enumerate(batch["key"]):
-            photo, angle = photo_of(key), float(batch["angle"][row])
-            (top, left), (height, width) = (batch[name][row].int().tolist() for name in ("start", "shape"))
-            erased = reference.erase(photo, top, left, height, width, torch.tensor(0)) if height else photo
-            assert torch.equal(batch["erased"][row].permute(2, 0, 1), erased)
-            num_erased += height > 0
-            nearest = reference.rotate(photo, angle)
-            differ = (batch["nearest"][row].permute(2, 0, 1) != nearest).any(dim=0)
-            assert differ.float().mean() < 0.01, "pixels between two others may go either way"
-            # Inside the photo; at its edge torchvision mixes with black, and DALI does so, too, but half a pixel on.
-            inside = reference.rotate(torch.ones(1, SIDE, SIDE), angle, reference.InterpolationMode.BILINEAR)[0] == 1
-            linear = reference.rotate(photo.float(), angle, reference.InterpolationMode.BILINEAR)
-            assert ((batch["turned"][row].permute(2, 0, 1) - linear).abs().amax(dim=0)[inside] < 1.01).all()
-    assert 14 < num_erased < 31
-
-
-def everything(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-    """Each kind of number, unnamed."""
-    jitter = random.color_jitter(**JITTER)
-    start, shape = random.erasing(SIDE, SIDE)
-    image = fn.erase(jitter(decoded(components)), anchor=start, shape=shape, axis_names="HW", fill_value=0)
-    return {
-        "image": fn.rotate(image, angle=random.rotation(20), keep_size=True, fill_value=0),
-        "normal": random.normal(),
-        "beta": random.beta(0.3, 0.3),
-        "choice": random.choice(1000),
-    }
-
-
-def test_numbers_belong_to_the_sample(png_shards: Path) -> None:
-    """Another batch size, and another number of ranks: the same numbers and pixels; another epoch: others."""
-
-    def by_key(batches: list[dict[str, Any]]) -> dict[str, list[Any]]:
-        names = ("normal", "beta", "choice", "image")
-        return {
-            key: [batch[name][row].tolist() for name in names]
-            for batch in batches
-            for row, key in enumerate(batch["key"])
-        }
-
-    alone = by_key(batches_of(png_shards, everything, batch_size=16))
-    assert by_key(batches_of(png_shards, everything, batch_size=7)) == alone
-    ranks = [batches_of(png_shards, everything, batch_size=4, rank=rank, world_size=2) for rank in range(2)]
-    assert by_key(ranks[0]) | by_key(ranks[1]) == alone
-    other = by_key(batches_of(png_shards, everything, seed=6))
-    assert not any(other[key][0] == alone[key][0] for key in alone)

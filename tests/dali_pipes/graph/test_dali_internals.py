@@ -73,70 +73,11 @@ def test_iterators_have_what_is_used() -> None:
     assert (iterator._size, iterator._last_batch_policy) == (7, LastBatchPolicy.DROP)
 
 
-def test_operators_are_listed_without_building() -> None:
-    """Those that an output depends on, with their names and the arguments that were given; the pipeline still runs."""
-    pipeline = new_pipeline()
-    with pipeline:
-        data, unused = a_photo(), a_photo()
-        photo = fn.decoders.image(data, output_type=types.GRAY)
-        pipeline.set_outputs(fn.resize(photo, size=(4, 4)))
-    names = [internals.operator_name(operator) for operator in internals.operators_of(pipeline)]
-    assert sorted(names) == ["ExternalSource", "Resize", "decoders__Image"], "mend operator_name()"
-    (decoder,) = internals.decoders_behind([photo, 3])
-    lines = internals.argument_lines(decoder)
-    assert {"device: cpu", f"output_type: {int(types.GRAY)}"} <= {*lines}, "mend argument_lines()"
-    assert not any(line.startswith("hw_decoder_load") for line in lines), "defaults are left out"
-    assert internals.inputs_in_use(pipeline, {"used": data, "unused": unused}) == ["used"]
-    assert decoder.outputs == [photo]
-    assert np.asarray(pipeline.run()[0].as_tensor()).shape == (1, 4, 4, 1)
-
-
 def test_every_decoder_is_found_by_its_name() -> None:
     """All operators in DALI's decoder modules, and all that take a share of the engines, have ``decoder`` in theirs."""
     for schema in all_operators():
         is_decoder = "decoders" in schema.ModulePath() or schema.HasArgument("hw_decoder_load")
         assert is_decoder <= ("decoder" in schema.Name().lower()), f"'{schema.Name()}' decodes: mend _is_decoder()"
-
-
-def test_random_operators_are_those_that_take_a_seed() -> None:
-    """Readers take one, too, and are no operators of a graph."""
-    seeded = {schema.Name() for schema in all_operators() if schema.HasRandomSeedArg()}
-    expected = {"random__Uniform", "random__CoinFlip", "noise__Gaussian", "decoders__ImageRandomCrop", "CoinFlip"}
-    assert expected <= seeded, "mend random_operators()"
-    assert not {"Resize", "CropMirrorNormalize", "decoders__Image", "ExternalSource"} & seeded
-    pipeline = new_pipeline()
-    with pipeline:
-        noisy = fn.noise.gaussian(fn.decoders.image_random_crop(a_photo()))
-        pipeline.set_outputs(fn.flip(noisy, horizontal=fn.random.coin_flip()))
-    found = internals.random_operators(pipeline)
-    assert found == ["decoders__ImageRandomCrop", "noise__Gaussian", "random__CoinFlip"]
-
-
-def test_batches_are_scheduled_one_by_one() -> None:
-    """DALI's own first run would pull as many batches as its queue holds; the end and a reset are as without."""
-    pipeline, pulled = internals.QuickPipeline(**OPTIONS, prefetch_queue_depth=3), []
-
-    def source() -> list[np.int64]:
-        pulled.append(len(pulled))
-        if len(pulled) % 3 == 0:
-            raise StopIteration
-        return [np.int64(pulled[-1])]
-
-    numbers(pipeline, source)
-    plugin.DALIGenericIterator([pipeline], ["a"], prepare_first_batch=False)  # it claims the pipeline for iterators
-    for start in (0, 3):
-        for number in (1, 2):
-            internals.schedule_batch(pipeline)
-            assert len(pulled) - start == number, "DALI pulls another number of batches: mend schedule_batch()"
-        taken = []
-        for _ in range(2):
-            taken.append(int(pipeline.share_outputs()[0].as_array()[0]))
-            pipeline.release_outputs()
-        assert taken == [start, start + 1]
-        internals.schedule_batch(pipeline)  # the end
-        with pytest.raises(StopIteration):
-            pipeline.share_outputs()
-        pipeline.reset()
 
 
 EPOCHS = """
@@ -180,36 +121,6 @@ def test_an_output_that_is_no_node_goes_to_the_gpu_as_a_constant() -> None:
     with dali.Pipeline(batch_size=1, num_threads=1, device_id=0):
         node = fn.random.uniform()
         assert [internals.on_gpu(output).device for output in (node, 2, types.Constant(3))] == ["gpu"] * 3
-
-
-DECODERS = {
-    "fn.image": lambda data, kind: fn.decoders.image(data, output_type=kind),
-    "fn.image_crop": lambda data, kind: fn.decoders.image_crop(data, crop=(4, 4), output_type=kind),
-    "fn.experimental": lambda data, kind: fn.experimental.decoders.image(data, output_type=kind),
-    "ops": lambda data, kind: ops.decoders.Image(output_type=kind)(data),
-    "called": lambda data, kind: ops.decoders.Image()(data, output_type=kind),
-    "number": lambda data, kind: fn.decoders.image(data, output_type=int(kind)),
-}
-
-
-@pytest.mark.parametrize("decode", DECODERS.values(), ids=DECODERS)
-def test_any_data_is_refused_wherever_it_stands(decode: Any, recwarn: pytest.WarningsRecorder) -> None:
-    """Every decoder, however it is made, behind other operators, also those that DALI warns of as deprecated; the same
-    decoder of another type is allowed.
-    """
-    for kind in (types.RGB, types.GRAY, types.ANY_DATA):
-        pipeline = new_pipeline()
-        with pipeline:
-            data = a_photo()
-            size = fn.cast(decode(data, kind).shape(), dtype=types.FLOAT)
-            pipeline.set_outputs(data, size * 2)
-        if kind == types.ANY_DATA:
-            text = r"decoder '.*' of the graph has output_type=types.ANY_DATA, .*; give it output_type=types.RGB, or t"
-            with pytest.raises(ValueError, match=text):
-                internals.refuse_any_data(pipeline)
-        else:
-            internals.refuse_any_data(pipeline)
-            assert len(pipeline.run()) == 2  # it can still be built and run
 
 
 def test_decoded_inputs_and_shared_crops_are_found_behind_other_operators() -> None:

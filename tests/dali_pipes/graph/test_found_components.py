@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import dali_pipes as dp
-from dali_pipes.cli import main
 from dali_pipes.errors import DataError
 from tests.lazy import Lazy
 from tests.loaders import open_loader
-from tests.shards import Sample, encode_photo, mask_bytes, photo_bytes, write_shards
+from tests.shards import Sample, mask_bytes, photo_bytes, write_shards
 
 torch = Lazy("torch")
 
@@ -36,37 +33,6 @@ def samples_of(*components: Sequence[str]) -> list[Sample]:
 def first_batch(shards: Any, graph: Any, **options: Any) -> dict[str, Any]:
     with open_loader(shards, graph, shuffle=False, **options) as loader:
         return dict(next(loader)[0])
-
-
-@pytest.mark.parametrize("other", ["JPEG", "png"])
-def test_folder_of_two_endings_becomes_a_batch(tmp_path: Path, other: str) -> None:
-    """``.jpg`` beside ``.JPEG`` or ``.png``, from `prep pack imagefolder` to a batch: every photo, with its class."""
-    pixels = {}
-    for number in range(6):
-        ending = other if number % 2 else "jpg"
-        path = tmp_path / "photos" / f"class-{number // 3}" / f"{number}.{ending}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode_photo(ending.lower()[:3].replace("jpe", "jpg"), size=(40, 30), seed=number))
-        pixels[f"class-{number // 3}/{number}"] = np.asarray(Image.open(path))
-    assert main(["prep", "pack", "imagefolder", str(tmp_path / "photos"), str(tmp_path / "shards")]) == 0
-    assert main(["prep", "index", str(tmp_path / "shards")]) == 0
-    graph = dp.classification_eval(resize=30, crop=30, mean=(0, 0, 0), std=(1, 1, 1), dtype="uint8", layout="HWC")
-    batch = first_batch(tmp_path / "shards", graph, batch_size=6)
-    assert sorted(batch["key"]) == sorted(pixels)
-    for key, image, label in zip(batch["key"], batch["image"], batch["label"], strict=True):
-        assert label == int(key.split("/")[0].removeprefix("class-"))
-        assert np.array_equal(image.numpy(), pixels[key][:, 5:35]), key
-
-
-@pytest.mark.parametrize("is_indexed", [True, False], ids=["manifest", "no manifest"])
-def test_names_of_components_need_not_be_given(tmp_path: Path, is_indexed: bool) -> None:
-    """The found names give what the given names give, with a manifest beside the shards or without."""
-    shards = write_shards(tmp_path, samples_of(*[("cls", "jpg", "seg.png")] * 4), per_shard=2, index=is_indexed)
-    for name in GRAPHS:
-        named = {"photo": "jpg"} | ({"mask": "seg.png"} if name == "segmentation" else {})
-        found, expected = (first_batch(shards, getattr(dp, name)(crop=24, **names)) for names in ({}, named))
-        assert list(found) == list(expected)
-        assert all(torch.equal(found[output], expected[output]) for output in found if output != "key")
 
 
 def test_mask_is_called_as_the_user_says(tmp_path: Path) -> None:

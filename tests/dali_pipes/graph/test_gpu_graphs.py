@@ -68,13 +68,6 @@ def test_engines_preallocate_for_the_largest_photo(small_shards: Path) -> None:
         assert arguments(pipeline, "preallocate_width_hint") == ["-", "-"]
 
 
-def test_retries_leave_the_engines_out(small_shards: Path) -> None:
-    """They take a sample alone whatever their share of a batch, and may decode what other decoders refuse."""
-    pipeline = on_a_gpu(small_shards, dp.classification_train(crop=8), hw_decoder_load=0.5)
-    retry = pipeline.second_pipeline(hw_decoder_load=0.0)
-    assert [arguments(one, "hw_decoder_load") for one in (pipeline, retry)] == [["0.500000"], ["0.000000"]]
-
-
 def photos(*sizes: tuple[int, int], kind: str = "JPEG") -> Places:
     height, width = np.array(sizes, np.int64).reshape(-1, 2).T
     return Places(height * 0, height, height, width, np.full(len(sizes), PHOTO_FORMATS.index(kind)), height * 0 + 1)

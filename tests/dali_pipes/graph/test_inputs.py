@@ -14,7 +14,7 @@ from PIL import Image
 import dali_pipes as dp
 from tests.hostile_photos import undecodable
 from tests.lazy import Lazy
-from tests.loaders import batches_of, open_loader, substituting
+from tests.loaders import open_loader, substituting
 from tests.shards import Sample, make_samples, npy_bytes, photo_bytes, write_shards
 
 torch, fn, types = Lazy("torch"), Lazy("nvidia.dali.fn"), Lazy("nvidia.dali.types")
@@ -261,50 +261,6 @@ def test_bad_sample_is_replaced_in_all_its_outputs(tmp_path: Path, rich_samples:
     assert met.cause.startswith('cannot be parsed: expected JSON, found b\'{"number": 6')
 
 
-def test_sample_that_lacks_components_has_empty_ones(tmp_path: Path, rich_samples: dict[str, dict[str, bytes]]) -> None:
-    """With ``missing="empty"``: of every kind, and `present` says so."""
-    samples = [Sample(key, dict(components)) for key, components in rich_samples.items()]
-    for name in ("txt", "labels.json", "emb.npy", "points.npy", "meta.json", "blob.bin"):
-        del samples[1].components[name]
-    shards = write_shards(tmp_path, samples[:4], per_shard=4)
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
-        outputs = rich(components, random)
-        points = components.npy("points.npy", dtype=np.int32, ndim=2)  # of none there is not even a second column
-        return outputs | {
-            "points": fn.pad(points, axes=(0, 1), shape=(3, 2), fill_value=-1),
-            "embedding": fn.pad(components.npy("emb.npy"), axes=(0,), shape=(16,), fill_value=-1),
-            "box": fn.pad(outputs["box"], axes=(0,), shape=(4,)),
-        }
-
-    with open_loader(shards, graph, shuffle=False, select=dp.Select(missing="empty")) as loader:
-        (batch,) = next(loader)
-    assert batch["has"].tolist() == [1, 0, 1, 1]
-    rows = [{name: values[i] for name, values in batch.items()} for i in range(4)]
-    for number in (0, 2, 3):
-        check_rich(rows[number], rich_samples[rows[number]["key"]])
-    lacking = rows[1]
-    assert (lacking["caption"], lacking["meta"], lacking["blob"]) == ("", None, b"")
-    assert lacking["classes"].tolist() == [0] * 7
-    assert (lacking["embedding"] == -1).all()
-    assert (lacking["points"] == -1).all()
-    assert (lacking["box"].tolist(), lacking["number"], lacking["sum"], lacking["length"]) == ([0] * 4, 0, 0, 0)
-
-
-def test_input_that_no_output_depends_on_is_left_alone(small_shards: Path) -> None:
-    """Taken and not used: DALI never asks for it, and it does not pile up, nor stand in the way of a next epoch."""
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
-        assert components.label is not None
-        assert components["image.jpg"] is not None
-        return {"bytes": components["cls"]}
-
-    with open_loader(small_shards, graph) as loader:
-        next(loader)
-        loader.reset()
-        assert len(list(loader)) == len(loader)
-
-
 @pytest.mark.parametrize(
     ("take", "error", "text"),
     [
@@ -318,35 +274,6 @@ def test_input_that_no_output_depends_on_is_left_alone(small_shards: Path) -> No
 def test_bad_arguments_of_parsed_components_are_refused(rich_shards: Path, take: Any, error: Any, text: str) -> None:
     """When the loader is made, before any shard is read."""
     refused(rich_shards, lambda components, random: {"parsed": take(components)}, error, text)
-
-
-def test_parsed_component_is_computed_beside_the_samples_crop(rich_shards: Path) -> None:
-    """The function gets the sample's own crop and label of any batch, and what it raises makes the sample bad."""
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
-        start, shape = random.resized_crop("left.jpg", stream="crop")
-
-        def moved(data: np.ndarray, start: np.ndarray, shape: np.ndarray) -> np.ndarray:
-            return np.array([*start, *shape, len(data)], np.float32)
-
-        return {
-            "bytes": components.parsed("meta.json", moved, beside=(start, shape)),
-            "json": components.json("meta.json", to=lambda found, at: [found["number"], *at], beside=(start,)),
-            "listed": components.listed("meta.json", lambda data, shape: (bytes(data), shape), beside=(shape,)),
-            "start": start,
-            "shape": shape,
-        }
-
-    batches = batches_of(rich_shards, graph)
-    for batch in batches:
-        for row, key in enumerate(batch["key"]):
-            start, shape = batch["start"][row].tolist(), batch["shape"][row].tolist()
-            meta = rich_components(int(key[1:]))["meta.json"]
-            assert batch["bytes"][row].tolist() == [*start, *shape, len(meta)]
-            assert batch["json"][row].tolist() == [int(key[1:]), *start]
-            data, rows = batch["listed"][row]
-            assert (data, rows.tolist()) == (meta, shape)
-    assert len({tuple(row) for batch in batches for row in batch["shape"].tolist()}) > 5, "crops of samples differ"
 
 
 def test_node_that_is_computed_by_the_pipeline_cannot_stand_beside(rich_shards: Path) -> None:

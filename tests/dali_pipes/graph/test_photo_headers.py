@@ -99,21 +99,3 @@ def test_every_cut_of_a_photo_is_read_as_alone() -> None:
     turned = [turned_photo(slope(), 6, format) for format in ("JPEG", "PNG", "WEBP")]
     for photo in (photos()[0], photos()[3], with_thumbnail(), animated_png(), *turned):
         assert_read_as_alone([photo[:num] for num in range(len(photo))], orient=True, gaps=MISLEADING)
-
-
-def test_usual_photos_are_not_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JPEGs of several kinds and PNGs with chunks before their pixels, in a batch of 64."""
-    png = photos()[3]
-    at = png.index(b"IDAT") - 4
-    usual = [
-        image_bytes(pixels_of(), "JPEG"),
-        image_bytes(pixels_of(), "JPEG", progressive=True),
-        image_bytes(pixels_of(), "JPEG", icc_profile=bytes(200)),
-        png,
-        png[:at] + b"\0\0\0\x09pHYs" + bytes(13) + png[at:],
-    ]
-    batch = [usual[number % len(usual)] for number in range(64)]
-    sizes = [read_whole_photo_header(photo) for photo in batch]
-    monkeypatch.setattr("dali_pipes.graph.photos.read_whole_photo_header", None)
-    headers = photo_headers.read_photo_headers(in_one_buffer(batch), orient=True)
-    assert [headers.header(row) for row in range(64)] == sizes

@@ -15,7 +15,7 @@ from dali_pipes.errors import DataError, DecodeError
 from dali_pipes.formats.orientation import Orientation
 from tests.hostile_photos import undecodable
 from tests.lazy import Lazy
-from tests.loaders import open_loader, substituting
+from tests.loaders import substituting
 from tests.shards import Sample, write_shards
 from tests.turned_photos import Pixels, exif_block, slope, stored_photo, turned_photo, upright, with_exif
 
@@ -126,25 +126,6 @@ def test_each_mask_is_turned_by_its_own_exif_data(tmp_path: Path) -> None:
     turned = write_shards(tmp_path / "turned", samples, per_shard=16)
     plain = write_shards(tmp_path / "plain", as_upright(samples), per_shard=16)
     assert_equal(*(batch_of(shards, graph_of("segmentation")) for shards in (turned, plain)))
-
-
-def test_buckets_are_planned_and_cut_upright(tmp_path: Path) -> None:
-    """The column file has the sizes of the upright photos; ``orient=False`` cuts the stored ones to the same shapes."""
-    samples = turned_samples()
-    batches: dict[str, list[torch.Tensor]] = {}
-    options = {"batch_size": 8, "seed": 5}
-    options["select"] = dp.Select(buckets=dp.buckets(area=32 * 32, step=8, max_aspect=2, photo="jpg"))
-    for name, made, orient in (
-        ("turned", samples, None),
-        ("plain", as_upright(samples), None),
-        ("stored", samples, False),
-    ):
-        shards = write_shards(tmp_path / name, made, per_shard=16)
-        with open_loader(shards, dp.bucketed(dtype="uint8", photo="jpg", orient=orient), **options) as loader:
-            batches[name] = [batch["image"] for (batch,) in loader]
-    assert {images.shape[1:] for images in batches["turned"]} == {(3, 24, 40), (3, 40, 24)}
-    assert all(map(torch.equal, batches["turned"], batches["plain"]))
-    assert not all(map(torch.equal, batches["turned"], batches["stored"]))
 
 
 def test_odd_exif_data_are_read_by_one_rule(tmp_path: Path) -> None:

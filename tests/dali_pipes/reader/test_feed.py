@@ -61,50 +61,6 @@ def check_nothing_is_held(loader: dp.Loader) -> None:
     assert not loader.delivery.current.feed._samples._tables
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"batch_size": 15},  # several windows a batch
-        {"batch_size": 24},  # an epoch of one batch
-        {"batch_size": 100, "last_batch_policy": "FILL"},  # the epoch several times over
-        {"batch_size": 7, "last_batch_policy": "DROP"},
-        {"batch_size": 3, "shuffle": dp.Shuffle(window_bytes=30_000, ramp_up=True)},
-        # Slices of 6, 6, 4, 4, 4 samples: the shorter ones wrap.
-        {"batch_size": 10, "shuffle": dp.Shuffle(window_bytes=30_000, slices=5)},
-        {"batch_size": 5, "shuffle": dp.Shuffle(enabled=False, window_bytes=30_000)},
-    ],
-    ids=str,
-)
-def test_epochs_hold_nothing_when_they_are_over(
-    open_loader: Callable[..., dp.Loader], samples: list[Sample], options: dict[str, Any]
-) -> None:
-    """Whatever spans windows, repeats or wraps: three epochs are right, and nothing stays held."""
-    loader = open_loader(**options)
-    for _ in range(3):
-        count = read_epoch([loader], samples)
-        assert len(count) == NUM_SAMPLES or options.get("last_batch_policy") == "DROP"
-    next(iter(loader), None)
-    check_nothing_is_held(loader)
-
-
-def test_set_epoch_gives_up_the_epoch_that_was_prepared(
-    open_loader: Callable[..., dp.Loader], samples: list[Sample]
-) -> None:
-    """The next epoch's windows are staged while the last batches are read; another epoch does not keep them."""
-    loader = open_loader()
-    for epoch in (5, 9, 9, 2):
-        batches = iter(loader)
-        for _ in range(len(loader) - 1):
-            next(batches)
-        assert loader.parts.epochs.ahead is not None
-        loader.set_epoch(epoch)
-        assert loader.parts.epochs.ahead is None
-        wanted = sum(len(window) for staged in loader.delivery.current.feed._staged.values() for _, window in staged)
-        assert sum(loader.parts.stager._demand.ahead.values()) == wanted
-    assert len(read_epoch([loader], samples)) == NUM_SAMPLES
-    check_nothing_is_held(loader)
-
-
 def test_epoch_that_cannot_be_begun_leaves_the_old_one(
     open_loader: Callable[..., dp.Loader], samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,21 +189,3 @@ def test_loader_collected_in_one_of_its_own_threads_does_not_hang(
         stager.need(range(12))
     assert is_collected.is_set()
     wait_until(lambda: not any(thread.is_alive() for thread in own))
-
-
-@pytest.mark.usefixtures("without_collector")
-def test_loader_keeps_few_buffers(
-    open_loader: Callable[..., dp.Loader], samples: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many batches pass: the bytes of none wait for the garbage collector."""
-    made: list[int] = []
-    from dali_pipes.reader import aio_reader
-
-    mapped = aio_reader._mapped
-    monkeypatch.setattr(aio_reader, "_mapped", lambda num_bytes: made.append(num_bytes) or mapped(num_bytes))
-    loader = open_loader(shuffle=True)
-    for _ in range(5):
-        read_epoch([loader], samples)
-    # Two batches are decoded ahead, one is delivered, and this segment and the next one read two ahead each. (These
-    # batches are small: one buffer holds all that is read at a time.)
-    assert 1 < len(made) <= 7

@@ -1,6 +1,6 @@
 """Ordinals to rows: columns equal a loop over the shard indexes; what is missing or disagrees is named."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -161,29 +161,6 @@ def test_labels_contiguous_are_places_in_the_class_table() -> None:
         without.stored(labels="contiguous").check_labels()
 
 
-@pytest.mark.parametrize(
-    ("component", "text"),
-    [
-        ("cls", None),
-        ("jpg;jpeg", None),  # each sample has one of them
-        ("jpg", r"shard 's-0.tar', key '0/k1': no component 'jpg' \(found: cls, jpeg\)"),
-        ("png", r"shard 's-0.tar', key '0/k0': no component 'png' \(found: cls, jpg, txt\)"),
-        ("txt;png", r"shard 's-0.tar', key '0/k1': no component 'txt;png' \(found: cls, jpeg\); name another one"),
-    ],
-)
-def test_missing_component_names_the_first_sample(component: str, text: str | None) -> None:
-    """By the manifest's sums where they tell it, else by the shards' indexes; in the order of the samples."""
-    data_set = DataSet([make_index(0, 3), make_index(1, 4)])
-    samples = data_set.stored()
-    if text is None:
-        samples.check_component(component)
-    else:
-        with pytest.raises(DataError, match=text):
-            samples.check_component(component)
-    if component == "cls":
-        assert data_set.read == []
-
-
 def with_format(index: ShardIndex, row: int, kind: str) -> ShardIndex:
     photo = index.photos["jpg"]
     formats = photo.format.copy()
@@ -248,30 +225,3 @@ def test_component_without_sizes_is_refused_where_they_are_needed() -> None:
     samples.check_photos("txt")
     with pytest.raises(DataError, match=r"component 'txt' has no height and width in the index"):
         samples.check_sized("txt")
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (
-            lambda index: make_index(1, 2),
-            r"index 's-1.index.safetensors' is of shard 's-1.tar': 2 samples, 10000000 bytes, .* 's-1.tar': 3 ",
-        ),
-        (
-            lambda index: replace(index, shard_bytes=20_000_000),
-            r"3 samples, 20000000 bytes, .* 3 samples, 10000000 bytes, .*; rebuild it: dali-pipes prep index",
-        ),
-        (lambda index: replace(index, shard_checksum=9), r"xxhash2 0{15}9; the manifest .* xxhash2 0{15}1;"),
-        (lambda index: replace(index, shard="s-0.tar"), r"is of shard 's-0.tar': .* lists shard 's-1.tar'"),
-    ],
-)
-def test_index_that_disagrees_with_the_manifest_is_refused(
-    change: Callable[[ShardIndex], ShardIndex], text: str
-) -> None:
-    """Another number of samples, or of bytes, another checksum or name: ordinals would name other samples."""
-    data_set = DataSet([make_index(0, 3), make_index(1, 3)])
-    data_set.indexes = [data_set.indexes[0], change(data_set.indexes[1])]
-    samples = data_set.samples()
-    samples.rows(np.array([0, 1]))
-    with pytest.raises(DataError, match=text):
-        samples.rows(np.array([0, 4]))

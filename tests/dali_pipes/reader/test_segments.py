@@ -88,17 +88,6 @@ def test_segment_reads_exactly_its_lines(
             assert found == as_tensors == [content[offset[row] : offset[row] + size[row]] for row in rows]
 
 
-def test_first_batch_is_read_when_the_segment_is_opened(tmp_path: Path) -> None:
-    """Not when it is asked for: bytes that change afterwards are not seen."""
-    path = tmp_path / "file"
-    path.write_bytes(b"a" * 4096)
-    with contextlib.closing(aio_reader.open_reader(str(path), kind="aio")) as reader:
-        segment = reader.open(lines([np.array([0])], [np.array([9])]), batch_size=1)
-        segment._reading[0].result()  # waits for the reading thread
-        path.write_bytes(b"b" * 4096)
-        assert np.asarray(segment.read()[0][0]).tobytes() == b"a" * 9
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_file_that_is_too_short_is_an_error(tmp_path: Path, kind: str) -> None:
     """Never a batch of other bytes, or of what was in the buffer before."""
@@ -126,36 +115,6 @@ def test_close_closes_the_file(file: Path, kind: str) -> None:
     for _ in range(2):
         segment.close()
         reader.close()
-    assert holders(file) == before
-
-
-class InterruptedThread(threading.Thread):
-    """Ctrl-C comes while the main thread waits for its end."""
-
-    is_interrupted = False
-
-    def join(self, timeout: float | None = None) -> None:
-        if not self.is_interrupted:
-            self.is_interrupted = True
-            raise KeyboardInterrupt
-        super().join(timeout)
-
-
-def test_ctrl_c_leaves_neither_thread_nor_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread may still read when the wait for it ends, so it closes the file itself."""
-    before, threads = holders(file), []
-
-    def make(**options: Any) -> threading.Thread:
-        threads.append(InterruptedThread(**options))
-        return threads[-1]
-
-    with monkeypatch.context() as patched:
-        patched.setattr("dali_pipes.reader.aio_reader.threading.Thread", make)
-        reader = aio_reader.open_reader(str(file), kind="aio")
-        with pytest.raises(KeyboardInterrupt):
-            reader.close()
-    (thread,) = threads
-    thread.join()
     assert holders(file) == before
 
 

@@ -14,7 +14,7 @@ import pytest
 import dali_pipes as dp
 from tests.lazy import Lazy
 from tests.loaders import batches_of, substituting
-from tests.shards import Sample, image_bytes, npy_bytes, photo_bytes, write_shards
+from tests.shards import Sample, npy_bytes, photo_bytes, write_shards
 
 torch, v2, tv_tensors = Lazy("torch"), Lazy("torchvision.transforms.v2"), Lazy("torchvision.tv_tensors")
 detection = Lazy("dali_pipes.graph.recipes.detection")
@@ -118,26 +118,6 @@ def test_padded_boxes_are_the_same_boxes(shards: Path) -> None:
             assert torch.equal(other["box_label"][row, :num], target["labels"])
             assert not other["boxes"][row, num:].any()
             assert (other["box_label"][row, num:] == -1).all()
-
-
-def test_boxes_lie_where_the_pixels_are(tmp_path: Path) -> None:
-    """A white rectangle on black: its box in the output is white, and all else is black."""
-
-    def sample(number: int) -> Sample:
-        left, top = 10 + 3 * number, 90 - 5 * number
-        pixels = np.zeros((160, 120, 3), np.uint8)
-        pixels[top : top + 40, left : left + 30] = 255
-        document = {"boxes": [[left, top, 30, 40]], "labels": [1]}
-        return Sample(f"r{number}", {"png": image_bytes(pixels), "boxes.json": json.dumps(document).encode()})
-
-    shards = write_shards(tmp_path, [sample(number) for number in range(12)], per_shard=6)
-    graph = dp.detection(crop=CROP, scale=(0.4, 1.0), box_format="xywh", mean=(0, 0, 0), std=(1, 1, 1))
-    for batch in batches_of(shards, graph):
-        for image, target in zip(batch["image"], batch["target"], strict=True):
-            white = torch.nonzero(image[0] > 0.5)
-            (box,) = target["boxes"].tolist()
-            low, high = white.amin(dim=0).tolist(), (white.amax(dim=0) + 1).tolist()
-            assert np.abs(np.array([low[1], low[0], high[1], high[0]]) - box).max() <= 1
 
 
 @pytest.mark.parametrize(

@@ -89,15 +89,6 @@ def test_shares_of_classes_may_be_given() -> None:
         dp.mix(batch | {"label": shares}, num_classes=8)
 
 
-def test_photos_keep_their_dtype() -> None:
-    batch = batch_of(ROWS)
-    exact = dp.mix(batch, num_classes=NUM_CLASSES, each="sample")
-    for dtype in (torch.float16, torch.bfloat16):
-        found = dp.mix(batch | {"image": batch["image"].to(dtype)}, num_classes=NUM_CLASSES, each="sample")
-        assert found["image"].dtype == dtype
-        assert (found["image"].float() - exact["image"]).abs().max() < 0.05
-
-
 @pytest.mark.parametrize(
     ("name", "change", "options", "error", "text"),
     [
