@@ -1,16 +1,11 @@
 """The shared cache: holding, filling, evicting, reservations."""
 
-import contextlib
 import os
-import random
 import re
 import shutil
 import subprocess
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dali_pipes.cache.cache import NodeCache
@@ -36,21 +31,6 @@ def begun(taken: Take) -> tuple[list[int], str]:
     return taken.fill.tolist(), taken.blocked
 
 
-def test_each_shard_is_filled_by_one(directory: Path) -> None:
-    """Whoever asks first; the others are told to wait, and then find it ready."""
-    one, two = Member(directory), Member(directory)
-    assert one.take(3, 4).fill.tolist() == [3]
-    assert begun(two.take(3)) == ([], "busy")
-    assert two.take(3, 4).fill.tolist() == [4]  # meanwhile the next
-    assert begun(one.take(4)) == ([], "busy")
-    one.write(3)
-    one.cache.finish([3])
-    assert two.take(3).ready.tolist() == [3]
-    assert two.read(3) == one.content(3)
-    one.close()
-    two.close()
-
-
 @on_a_disk_too
 def test_eviction_takes_the_longest_unused_of_what_nobody_holds(directory: Path) -> None:
     """Of any cache file; held shards stay, whichever loader holds them; blocks are freed."""
@@ -71,39 +51,6 @@ def test_eviction_takes_the_longest_unused_of_what_nobody_holds(directory: Path)
     two.close()
 
 
-def test_space_goes_to_the_most_urgent_shards(directory: Path) -> None:
-    """Also where something less urgent is there already, and would only have to be held."""
-    one = Member(directory, allowed=6, reserved=4)
-    one.fill(4, 5)
-    one.release(4, 5)
-    two = Member(directory, allowed=6, reserved=2, group=2)
-    taken = two.take(0, 4, 5)
-    assert (taken.fill.tolist(), taken.ready.tolist(), taken.blocked) == ([0], [4], "space")
-    assert begun(one.take(0, 5)) == ([], "busy")  # the 5 was to be had, the 0 is what it waits for
-    assert one.held == {5}
-    one.close()
-    two.close()
-
-
-def test_reservations_fill_the_cache_and_no_more(directory: Path) -> None:
-    """A group's loaders share a reservation; a third job is refused, with the processes and the bytes it needs."""
-    one, again = Member(directory, reserved=2, allowed=4), Member(directory, reserved=2, allowed=4)
-    two = Member(directory, reserved=2, allowed=4, group=2)
-    text = (
-        f"the cache in '{directory}' may take 16384 bytes; this loader must be able to hold 4096 at a time, and 16384 "
-        f"are reserved for other loaders (process {os.getpid()}); pass cache=dali_pipes.Cache(max_bytes=20480) or more"
-    )
-    with pytest.raises(CacheError, match=re.escape(text)):
-        Member(directory, reserved=1, allowed=4, group=3)
-    with pytest.raises(CacheError, match="12288 at a time"):
-        two.cache.reserve_more(3 * PAGE)
-    again.close()
-    one.close()
-    Member(directory, reserved=2, allowed=4, group=3).close()
-    two.cache.reserve_more(4 * PAGE)
-    two.close()
-
-
 @on_a_disk_too
 def test_least_of_different_budgets_counts(directory: Path) -> None:
     """Two loaders with different limits: neither takes the cache past the smaller while both are at work."""
@@ -119,26 +66,6 @@ def test_least_of_different_budgets_counts(directory: Path) -> None:
         Member(directory, reserved=4, allowed=100, group=3)
     small.close()
     large.close()
-
-
-def test_stuck_is_told_only_when_all_wait(directory: Path) -> None:
-    """Two ranks out of step leave no space for each other; a loader that frees some makes both ask again."""
-    one, two = Member(directory, reserved=2, allowed=2), Member(directory, reserved=2, allowed=2)
-    one.fill(0)
-    two.fill(1)
-    assert not one.cache.is_stuck()  # it never found that there is no space
-    assert one.take(2).blocked == "space"
-    assert not one.cache.is_stuck()  # the other goes on
-    assert two.take(3).blocked == "space"
-    assert two.cache.is_stuck()
-    assert one.cache.is_stuck()
-    one.release(0)
-    assert not two.cache.is_stuck()  # it has to ask first
-    assert one.take(4).fill.tolist() == [4]
-    assert two.take(3).blocked == "space"
-    assert not two.cache.is_stuck()
-    one.close()
-    two.close()
 
 
 def test_slots_are_as_many_as_said(directory: Path) -> None:
@@ -178,26 +105,6 @@ def test_kept_cache_file_stays_and_others_go_with_their_last_loader(directory: P
     assert (taken.fill.tolist(), taken.is_there) == ([0], True)
     assert kept.read(0) == kept.content(0)
     kept.close()
-
-
-@on_a_disk_too
-def test_clear_gives_back_what_nobody_holds(directory: Path) -> None:
-    """Images in use keep what is held; unused ones, and files that no version knows, go."""
-    one, unused = Member(directory), Member(directory, key=OTHER)
-    one.fill(0, 1)
-    one.release(1)
-    unused.fill(0)
-    unused.close()
-    cut = cache_root(directory) / f"{'c' * 32}.table"
-    cut.write_bytes(b"x")
-    cut.with_suffix(".image").write_bytes(b"x" * PAGE)
-    cache = NodeCache(directory)
-    assert cache.clear() == (2 * PAGE, PAGE)
-    cache.close()
-    assert one.read(0) == one.content(0)
-    assert {path.name for path in cache_root(directory).glob("*.table")} == {f"{KEY}.table"}
-    assert blocks(directory) == PAGE
-    one.close()
 
 
 def test_cache_file_removed_under_a_running_loader(directory: Path) -> None:
@@ -258,32 +165,6 @@ def test_slots_of_another_version_are_not_believed(directory: Path) -> None:
     two.close()
 
 
-@on_a_disk_too
-def test_threads_of_one_process_share_a_cache(directory: Path) -> None:
-    """Four threads take and release at random: each shard that is handed out is whole, the budget is kept."""
-    one = Member(directory, pages=12, reserved=6, allowed=6)
-    asking = [threading.Lock() for _ in range(12)]  # the cache's caller asks for what it does not hold
-
-    def work(seed: int) -> None:
-        draw = random.Random(seed)
-        for _ in range(100):
-            shard = draw.randrange(12)
-            with asking[shard]:
-                taken = one.cache.take(np.array([shard]))
-                if len(taken.fill):
-                    one.write(shard)
-                    one.cache.finish([shard])
-                if len(taken.fill) or len(taken.ready):
-                    assert one.read(shard) == one.content(shard)
-                    one.cache.release([shard])
-            # On ext4 with a block of the tree in which a file of more than four pieces is kept.
-            assert blocks(directory) <= 7 * PAGE
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(work, range(4)))
-    one.close()
-
-
 def test_closed_cache_says_so(tmp_path: Path) -> None:
     """Also in a forked child, which has no lock."""
     cache = NodeCache(tmp_path)
@@ -332,26 +213,3 @@ def test_full_file_system_leaves_a_cache_that_works(tmp_path: Path) -> None:
             shutil.rmtree(cache_root(mount))
     finally:
         subprocess.run(["umount", "--lazy", mount], check=True)  # mapped still, until it is collected
-
-
-def test_files_that_come_and_go_are_not_kept_open(directory: Path) -> None:
-    """A training loader beside hundreds of validation loaders, each with a cache file of its own."""
-    one = Member(directory, allowed=8)
-
-    def num_open() -> int:
-        num = 0
-        for path in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(OSError):  # the listing's own
-                num += path.readlink().is_relative_to(directory)
-        return num
-
-    nums = []
-    for number in range(20):
-        other = Member(directory, key=f"{number:032d}", keep=False, group=2, allowed=8)
-        other.fill(0)
-        one.cache.budget()
-        other.close()
-        one.cache.budget()
-        nums.append(num_open())
-    assert nums[-1] == nums[0]
-    one.close()

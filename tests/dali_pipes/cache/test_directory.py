@@ -1,10 +1,8 @@
 """Locks between processes: they end with their owner, part threads too, and no signal leaves one behind."""
 
-import gc
 import os
 import random
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -32,25 +30,6 @@ def start(program: str, *arguments: object) -> "tuple[subprocess.Popen[str], str
     return process, process.stdout.readline()
 
 
-def test_openings_exclude_each_other(tmp_path: Path) -> None:
-    """Two loaders of one process are two openings; each byte is a lock of its own; its own may be asked for again."""
-    one, two = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock")
-    one.lock(3)
-    assert one.held == {3}
-    assert not two.try_lock(3)
-    assert two.is_locked(3)
-    assert not one.is_locked(3)  # its own: the kernel does not tell
-    assert two.try_lock(4)
-    assert one.try_lock(3)
-    one.unlock(3)
-    assert not two.is_locked(3)
-    assert two.try_lock(3)
-    two.close()
-    two.close()
-    assert not one.is_locked(3)
-    one.close()
-
-
 def test_forked_child_keeps_no_lock(tmp_path: Path) -> None:
     """A DataLoader's worker that outlives the loader's process must not keep its locks; and it drops none of them."""
     file = LockFile(tmp_path / "lock")
@@ -72,35 +51,6 @@ time.sleep(600)
         os.kill(child, signal.SIGKILL)  # an error if it did not live
         process.communicate()
         file.close()
-
-
-def test_mutex_parts_processes_and_threads(tmp_path: Path) -> None:
-    """Three processes of three threads each add one to a number 200 times a thread: none is lost."""
-    (tmp_path / "number").write_bytes(bytes(8))
-    program = """
-import mmap, struct, threading
-stream = open(sys.argv[2], "r+b")
-number = mmap.mmap(stream.fileno(), 8)
-mutex = Mutex(LockFile(Path(sys.argv[1])), 0)
-def add():
-    for _ in range(200):
-        mutex.run(add_one)
-def add_one():
-    before = struct.unpack("q", number)[0]
-    time.sleep(0)
-    number[:] = struct.pack("q", before + 1)
-print("ready", flush=True)
-sys.stdin.read()
-threads = [threading.Thread(target=add) for _ in range(3)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-"""
-    processes = [start(program, tmp_path / "lock", tmp_path / "number")[0] for _ in range(3)]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.close()
-    assert [process.wait(240) for process in processes] == [0, 0, 0]
-    assert struct.unpack("q", (tmp_path / "number").read_bytes()) == (1800,)
 
 
 class InterruptError(Exception):
@@ -138,50 +88,3 @@ def test_no_interrupt_leaves_the_mutex_locked(tmp_path: Path) -> None:
     thread.join()
     file.close()
     other.close()
-
-
-@pytest.mark.timeout(120, method="thread")  # the other method needs the signal
-@pytest.mark.usefixtures("interrupts")
-def test_interrupt_ends_the_wait_for_the_mutex(tmp_path: Path) -> None:
-    """Another process has it and is stopped, in a debugger for instance: Ctrl-C works."""
-    file, other = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock")
-    other.lock(0)
-    mutex, done = Mutex(file, 0), threading.Event()
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
-    with pytest.raises(InterruptError):
-        mutex.run(done.set)
-    assert not done.is_set()
-    other.unlock(0)
-    mutex.run(done.set)
-    assert done.is_set()
-    file.close()
-    other.close()
-
-
-def test_in_mutex_tells_a_finalizer_where_it_runs(tmp_path: Path) -> None:
-    """The garbage collector may run one while its thread has the mutex, for which it must not wait then."""
-    file = LockFile(tmp_path / "lock")
-    mutex, told = Mutex(file, 0), []
-
-    class Collected:
-        def __init__(self) -> None:
-            self.itself = self
-
-        def __del__(self) -> None:
-            told.append(in_mutex())
-
-    Collected()
-    mutex.run(gc.collect)
-    Collected()
-    gc.collect()
-    assert told == [True, False]
-    other_thread: list[bool] = []
-    thread = threading.Thread(target=lambda: other_thread.append(in_mutex()))
-
-    def run_thread() -> None:
-        thread.start()
-        thread.join()
-
-    mutex.run(run_thread)
-    assert other_thread == [False]
-    file.close()

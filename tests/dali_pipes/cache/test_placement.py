@@ -10,15 +10,12 @@ from pathlib import Path
 import pytest
 
 import dali_pipes.cache.placement
-from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.placement import (
     SHARED_MEMORY,
     FreeSpace,
     Placement,
     check_directory,
-    default_directories,
-    file_system,
     memory_limit,
     place,
 )
@@ -38,11 +35,6 @@ def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
 
 def placed(cache_dir: Path | None = None, cache_bytes: int | None = None, *, reserved: int, total: int) -> Placement:
     return place(cache_dir, cache_bytes, key=KEY, reserved=reserved, total=total, is_windowed=reserved < total)
-
-
-def test_defaults_are_shared_memory_then_temporary_files() -> None:
-    assert default_directories()[0] == SHARED_MEMORY
-    assert Path(tempfile.gettempdir()) in default_directories()
 
 
 def test_named_directory_is_taken_and_kept(tmp_path: Path) -> None:
@@ -129,20 +121,6 @@ def test_ranks_that_start_later_take_what_the_first_has_chosen(
         monkeypatch.setattr(dali_pipes.cache.placement, "default_directories", lambda: [memory, disk])
 
 
-def test_what_the_cache_has_already_is_its_own(tmp_path: Path) -> None:
-    """A restarted job finds its shards, and is not told that the disk is full of them."""
-    first = Member(tmp_path, pages=1, reserved=1, allowed=1)
-    cache = NodeCache(tmp_path)
-    assert cache.budget() == (0, PAGE)
-    first.fill(0)
-    first.close()
-    assert cache.budget() == (PAGE, None)
-    cache.close()
-    free = FreeSpace.of(tmp_path)
-    assert placed(tmp_path, HUGE, reserved=1, total=1).cache_bytes == pytest.approx(free.free + 4096, rel=0.05)
-    assert (cache_root(tmp_path) / f"{KEY}.image").stat().st_size == 4096
-
-
 # How much space there is
 
 
@@ -156,15 +134,6 @@ def test_shared_memory_counts_as_memory() -> None:
     # What a cache has there already is its own to use, and half of all that is left to others.
     assert space.default_bytes(taken=1000) == (space.free + 1000) // 2
     assert FreeSpace.of(SHARED_MEMORY / "not-there").total == 0
-
-
-def test_disk_is_not_memory(tmp_path: Path) -> None:
-    """A tenth of what is free is left to others."""
-    if file_system(tmp_path) == "tmpfs":
-        pytest.skip("the directory for temporary files is in memory")
-    space = FreeSpace.of(tmp_path)
-    assert not space.is_memory
-    assert space.default_bytes(taken=0) == int(space.free * 0.9)
 
 
 @pytest.mark.parametrize(

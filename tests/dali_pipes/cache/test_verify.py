@@ -9,9 +9,7 @@ import pytest
 from dali_pipes.cache.cache import Verify
 from dali_pipes.cache.extents import Extent
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.table import State
 from tests.dali_pipes.cache.job import Job
-from tests.dali_pipes.cache.member import PAGE, Member
 from tests.shards import samples_and_shards
 
 NUM_SHARDS = 8
@@ -104,29 +102,3 @@ def test_loaders_at_work_share_a_check(
         job.stager.done(job.all)
     assert len(checked) == 2 * NUM_SHARDS * num_checks
     assert len(set(checked)) == (2 * NUM_SHARDS if num_checks else 0)
-
-
-def test_fallen_checker_loses_nothing(tmp_path: Path) -> None:
-    """A loader that is killed while it checks a shard, or gives up, leaves its bytes; also to one that reads them."""
-
-    def join(verify: Verify) -> Member:
-        return Member(tmp_path, pages=2, reserved=2, allowed=2, verify=verify)
-
-    both = {"most": 2, "most_bytes": 2 * PAGE}
-    first = join("first")
-    first.fill(0, 1)
-    first.close()
-    reader = join("never")
-    assert reader.take(0, 1).ready.tolist() == [0, 1]
-    killed = join("always")
-    taken = killed.cache.take([0, 1], **both)
-    assert (taken.fill.tolist(), taken.is_there) == ([0, 1], True)
-    killed.cache.fail([1])
-    killed.die()
-    last = join("never")
-    assert [last.read(shard) for shard in (0, 1)] == [last.content(shard) for shard in (0, 1)]
-    assert last.states() == [State.UNCHECKED] * 2
-    taken = last.cache.take([0, 1], **both)
-    assert (taken.fill.tolist(), taken.is_there) == ([0, 1], True)  # "never" checks what it must
-    last.close()
-    reader.close()

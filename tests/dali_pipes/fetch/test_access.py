@@ -10,23 +10,14 @@ import trustme
 from aistore import Client
 
 from dali_pipes.errors import StoreError
-from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.http import wire
-from dali_pipes.store.http.objects import RetryPolicy
 from tests.dali_pipes.fetch.served import (
-    BRIEF,
     DATA,
-    LookedAtClock,
-    Place,
-    checksum,
     fails,
     fetch_object,
     fetching,
-    ranges_of,
 )
-from tests.programs import wait_until
 from tests.servers.faulty import faulty
 from tests.servers.scripted import Visit, scripted
 
@@ -123,16 +114,6 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     return Tls(folder / "ca.pem", folder / "other.pem", client_cert, *contexts)
 
 
-def test_https_with_the_cluster_ca(store: AisStore, tls: Tls) -> None:
-    """Proxy and target, connections kept; broken bodies go on."""
-    with faulty(store.endpoint, context=tls.context, rate=1, kinds=["reset_body", "short"], max_faults=2) as proxy:
-        with fetching(proxy.endpoint, store.bucket, ca=tls.ca) as fetcher:
-            fetch_object(fetcher, times=3)
-        assert proxy.num_connections["entry"] == 1
-        assert ranges_of(proxy)[0] is None
-        assert ranges_of(proxy)[1] is not None
-
-
 def test_https_with_a_client_certificate(store: AisStore, tls: Tls) -> None:
     """With it, bytes; without, an error that names the variables."""
     with faulty(store.endpoint, context=tls.strict) as proxy:
@@ -143,18 +124,6 @@ def test_https_with_a_client_certificate(store: AisStore, tls: Tls) -> None:
 
 
 # The environment's proxies
-
-
-def test_other_hosts_are_reached_through_the_environments_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its password, and the whole URL; what it answers with is the object."""
-    with scripted(lambda visit: visit.say(200, DATA)) as server:
-        monkeypatch.delenv("no_proxy", raising=False)
-        monkeypatch.delenv("NO_PROXY", raising=False)
-        monkeypatch.setenv("http_proxy", server.endpoint.replace("://", "://u:p%40@"))
-        with fetching("http://ais.invalid:51080", "b") as fetcher:
-            fetch_object(fetcher, name="x.tar")
-        assert server.paths == ["http://ais.invalid:51080/v1/objects/b/x.tar?provider=ais"]
-        assert server.fields("Proxy-Authorization") == ["Basic dTpwQA=="]
 
 
 def test_https_goes_through_a_tunnel(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,22 +168,6 @@ def test_https_to_http_is_not_followed(tls: Tls) -> None:
         assert not target.requests
 
 
-def test_bytes_behind_an_encrypted_body_are_not_the_next_answer(tls: Tls) -> None:
-    """They are found where TLS keeps what was decrypted already, too."""
-
-    def script(visit: Visit) -> None:
-        visit.say(200, b"abc")
-        visit.say(404)
-
-    with scripted(script, context=tls.context) as server:
-        with fetching(server.endpoint, "b", ca=tls.ca) as fetcher:
-            for _ in range(3):
-                place = Place(3)
-                assert fetcher.fetch([Wanted("o", place.extent, checksum(b"abc"))])
-                wait_until(lambda: all(connection.is_stale for connection in fetcher.client._idle))
-        assert server.num_connections == 3
-
-
 def test_proxy_cannot_speak_before_tls(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that an HTTP proxy sends after its answer to CONNECT are not read as part of the encrypted connection."""
 
@@ -223,24 +176,3 @@ def test_proxy_cannot_speak_before_tls(tls: Tls, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("no_proxy", "")
         with fetching("https://ais.invalid", "b", ca=tls.ca) as fetcher:
             fails(fetcher, StoreError, "bytes came before the TLS connection was made")
-
-
-def test_handshake_in_single_bytes_ends(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handshake has as much time as the longest silence, however its bytes come."""
-    clock = LookedAtClock()
-    monkeypatch.setattr(wire, "time", clock)
-
-    def proxy(visit: Visit) -> None:
-        visit.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        visit._sock.recv(5)  # of the client's greeting
-        visit.send(b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc")  # the beginning of a record of 16 KiB
-        visit.send_for_ever(b"\0")
-
-    with scripted(proxy) as server:
-        server.is_due = clock.is_due
-        monkeypatch.setenv("https_proxy", server.endpoint)
-        monkeypatch.setenv("no_proxy", "")
-        retry = RetryPolicy(silence_s=10.0, connect_timeout_s=60.0)
-        with fetching("https://ais.invalid", "b", ca=tls.ca, retry=retry, patience=BRIEF) as fetcher:
-            fails(fetcher, StoreError, "no TLS connection within 10 s")
-        assert not server.num_endless

@@ -1,7 +1,6 @@
 """Objects of clouds: what is asked for, and what follows each answer, in the words of S3, GCS and Azure."""
 
 import contextlib
-import logging
 import re
 from collections.abc import Callable, Iterator
 
@@ -104,36 +103,6 @@ def signatures(server: ScriptedServer) -> list[int]:
 # Requests
 
 
-def test_one_signed_request_brings_an_object() -> None:
-    """With the store's own headers, and nothing of AIStore's."""
-    with scripted(say_object) as server:
-        with fetching(server.endpoint, Signer(server.endpoint, **{"X-Own": "requester"})) as fetcher:
-            fetch_object(fetcher)
-        assert server.paths == ["/pets/a/x.tar?X-Amz-Signature=1"]
-        fields = [server.fields(name) for name in ("X-Own", "If-Match", "Range", "Accept-Encoding")]
-        assert fields == [["requester"], [None], [None], ["identity"]]
-
-
-@pytest.mark.usefixtures("small_ranges")
-def test_ranges_of_an_object_share_a_signature_and_an_etag() -> None:
-    """The first answer says which version it is; the other ranges ask for the same."""
-    with scripted(say_object) as server:
-        signer = Signer(server.endpoint)
-        with fetching(server.endpoint, signer) as fetcher:
-            fetch_object(fetcher, num_connections=4)
-        assert signer.num == 1
-        assert server.fields("If-Match") == [None, ETAG, ETAG, ETAG]
-
-
-def test_signature_is_used_until_it_is_old() -> None:
-    """One that ends at once is made for each attempt, one that lasts only once."""
-    for expires_s, expected in [(0.0, [1, 2, 3]), (600.0, [1, 1, 1])]:
-        with scripted(then(says(503), says(503))) as server:
-            with fetching(server.endpoint, Signer(server.endpoint, expires_s=expires_s)) as fetcher:
-                fetch_object(fetcher)
-            assert signatures(server) == expected
-
-
 def test_redirect_of_a_web_server_is_followed_without_the_own_headers() -> None:
     """A token for one host is not for another; the ranges after a fault ask the first host again."""
     with scripted(say_object) as elsewhere:
@@ -148,27 +117,6 @@ def test_redirect_of_a_web_server_is_followed_without_the_own_headers() -> None:
 # What breaks and is mended
 
 
-@pytest.mark.parametrize(
-    ("status", "body"),
-    [
-        (500, error("InternalError")),
-        (503, error("SlowDown", "Please reduce your request rate.")),
-        (504, b"<html>gateway</html>"),
-        (429, b""),
-        (400, error("RequestTimeout", "Your socket connection was not read from or written to in time.")),
-    ],
-)
-def test_passing_refusal_is_waited_for(status: int, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Twice; the log names the object, the status and the store's code."""
-    caplog.set_level(logging.INFO, "dali_pipes")
-    with scripted(then(*[says(status, body)] * 2)) as server, fetching(server.endpoint) as fetcher:
-        fetch_object(fetcher)
-        assert signatures(server) == [1, 1, 1]
-    retries = [record.getMessage() for record in caplog.records]
-    assert len(retries) == 2
-    assert all(f"s3://pets/a/x.tar': attempt {num}: {status}" in text for num, text in enumerate(retries, 1))
-
-
 def test_object_replaced_between_two_attempts_is_no_mix() -> None:
     """The ETag does not match (412); from the start again, the manifest's checksum decides."""
     with scripted(then(lambda visit: say_half(visit, etag='"zero"'))) as server:
@@ -180,15 +128,6 @@ def test_object_replaced_between_two_attempts_is_no_mix() -> None:
     replaced = scripted(then(lambda visit: say_half(visit, etag='"zero"'), last=other))
     with replaced as server, fetching(server.endpoint) as fetcher:
         fails(fetcher, DataError, "it was replaced since: put it back")
-
-
-def test_weak_etag_is_not_asked_for() -> None:
-    """It would match nothing."""
-    weak = 'W/"x"'
-    script = then(lambda visit: say_half(visit, etag=weak), last=lambda visit: say_object(visit, etag=weak))
-    with scripted(script) as server, fetching(server.endpoint) as fetcher:
-        fetch_object(fetcher)
-        assert server.fields("If-Match") == [None, None]
 
 
 # Credentials
@@ -211,24 +150,6 @@ def test_refused_signature_is_made_anew_once(status: int, body: bytes) -> None:
         with fetching(server.endpoint) as fetcher:
             fetch_object(fetcher)
         assert signatures(server) == [1, 2, 2, 3]
-
-
-@pytest.mark.usefixtures("small_ranges")
-def test_signature_that_ends_in_the_middle_is_made_anew_for_all_ranges() -> None:
-    """Ranges that are refused together count as one refusal."""
-
-    def script(visit: Visit) -> None:
-        is_first = visit.path.endswith("=1")
-        if is_first and not visit.headers["Range"].startswith("bytes=0-"):
-            visit.say(403, error("AccessDenied", "Request has expired"))
-        else:
-            say_object(visit)
-
-    with scripted(script) as server:
-        signer = Signer(server.endpoint)
-        with fetching(server.endpoint, signer) as fetcher:
-            fetch_object(fetcher, num_connections=4)
-        assert signer.num == 2
 
 
 @pytest.mark.parametrize(

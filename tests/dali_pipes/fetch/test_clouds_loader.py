@@ -11,8 +11,6 @@ import trustme
 
 import dali_pipes as dp
 from dali_pipes.errors import StoreError
-from dali_pipes.store.cloud.bucket import CloudStore
-from dali_pipes.store.cloud.settings import CloudSettings
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards
 from tests.servers.clouds import cloud_bucket
@@ -68,11 +66,3 @@ def test_bucket_over_tls_with_an_authority_of_its_own(
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "ca.pem"))
         index_shards(resolve_shards(url, endpoint=None), anew=True)
         assert batches_of(url, tmp_path / "tls") == expected
-
-
-def test_who_pays_is_a_part_of_the_signature(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S3 refuses a field x-amz-* that is not signed."""
-    monkeypatch.setenv("AWS_REQUEST_PAYER", "true")
-    request = CloudStore(CloudSettings.from_environment("s3", url.split("/")[2])).source.signed("x.tar")
-    assert "x-amz-request-payer=requester" in request.url
-    assert not request.headers

@@ -6,12 +6,10 @@ in little memory, or the object's bytes, after which the connection is used agai
 
 import contextlib
 import gzip
-import json
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from enum import Enum
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -24,7 +22,6 @@ from dali_pipes.store.cloud.bucket import CloudStore
 from dali_pipes.store.cloud.settings import CloudSettings
 from dali_pipes.store.cluster import transformed
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.cluster.transformed import TransformedStore
 from dali_pipes.store.http import answers, objects, wire
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
@@ -317,19 +314,6 @@ def test_hostile_listing_is_an_error(script: Script, text: str, monkeypatch: pyt
         assert len(server.requests) <= 51
 
 
-def test_listing_in_pages_is_read() -> None:
-    """Pages are put together, also an empty one in the middle."""
-
-    def script(visit: Visit) -> None:
-        body = json.loads(visit.request.partition(b"\r\n\r\n")[2])["value"]
-        assert body.get("continuation_token", "") == (str(visit.number) if visit.number else "")
-        token = "" if visit.number == 3 else str(visit.number + 1)
-        visit.send(page(visit.number, token=token, names=0 if visit.number == 1 else 3))
-
-    with scripted(script) as server:
-        assert len(AisStore(server.endpoint, "b").list("a")) == 9
-
-
 def test_object_that_is_too_long_for_memory_is_refused_before_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the answer says it is, or if it says nothing; a range is never longer than it was asked."""
     announced = OK + b"Content-Length: %d\r\n\r\n" % (1 << 50)
@@ -346,24 +330,3 @@ def test_object_that_is_too_long_for_memory_is_refused_before_it_comes(monkeypat
     too_long = pytest.raises(StoreError, match="more than 4194304 bytes")
     with scripted(never_ends(CHUNKED, CHUNK)) as server, in_little_memory(32 * KIB), too_long:
         TransformedStore(AisStore(server.endpoint, "b"), "e").read("x.tar")
-
-
-@pytest.mark.parametrize("answer", ["a slow body", "a head without end"])
-def test_hostile_answer_to_a_health_check_is_an_error(answer: str, clock: LookedAtClock) -> None:
-    """The first request of every command."""
-    (row,) = (row for row in TABLE if row.answer == answer)
-    with scripted(row.script) as server:
-        server.is_due = clock.is_due if row.is_slow else server.is_due
-        with pytest.raises(StoreError, match=r"AIStore|answers"):
-            check_endpoint(server.endpoint)
-        assert not server.num_endless
-
-
-def test_empty_file_is_put_by_the_sdk(tmp_path: Path) -> None:
-    """`requests` announces it in chunks; two announcements of its length would be an error."""
-    (tmp_path / "empty").touch()
-    with scripted(says(packed(b""))) as server:
-        AisStore(server.endpoint, "b").client.bucket("b").object("o").get_writer().put_file(tmp_path / "empty")
-        head = server.requests[0].lower()
-    assert b"content-length: 0" in head
-    assert b"transfer-encoding" not in head

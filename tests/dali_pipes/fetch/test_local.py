@@ -28,13 +28,6 @@ def extent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Extent]:
         yield Extent(file.fileno(), START, len(DATA))
 
 
-def test_file_is_copied_and_nothing_beside_it(tmp_path: Path, extent: Extent) -> None:
-    (tmp_path / "a.tar").write_bytes(DATA)
-    fetcher = LocalFetcher(tmp_path)
-    assert fetcher.fetch([Wanted("a.tar", extent, checksum(DATA))], stopped=lambda: False)
-    assert os.pread(extent.file, START + len(DATA) + 100, 0) == b"x" * START + DATA + b"x" * 100
-
-
 def test_file_of_other_bytes_is_refused(tmp_path: Path, extent: Extent) -> None:
     """Wherever they are: in the first block, or the last byte."""
     for position in (0, len(DATA) - 1):
@@ -44,12 +37,3 @@ def test_file_of_other_bytes_is_refused(tmp_path: Path, extent: Extent) -> None:
         text = f"has the xxhash2 {checksum(bytes(changed)):016x}, the manifest says {checksum(DATA):016x}"
         with pytest.raises(DataError, match=text):
             LocalFetcher(tmp_path).fetch([Wanted("a.tar", extent, checksum(DATA))], stopped=lambda: False)
-
-
-@pytest.mark.parametrize("num_blocks", [0, 1, 3])
-def test_stopped_copy_says_so(tmp_path: Path, extent: Extent, num_blocks: int) -> None:
-    """At once, or between two blocks."""
-    (tmp_path / "a.tar").write_bytes(DATA)
-    answers = iter([False] * num_blocks)
-    wanted = [Wanted("a.tar", extent, checksum(DATA))]
-    assert not LocalFetcher(tmp_path).fetch(wanted, stopped=lambda: next(answers, True))

@@ -1,8 +1,6 @@
 """Objects to extents, through a proxy that breaks what it passes: the embedded node behind it."""
 
-import contextlib
 import logging
-import threading
 from pathlib import Path
 
 import pytest
@@ -25,8 +23,6 @@ from tests.dali_pipes.fetch.served import (
     fails,
     fetch_through,
     fetching,
-    ranges_of,
-    set_props,
 )
 from tests.servers.faulty import faulty
 from tests.servers.scripted import Visit, scripted
@@ -35,72 +31,6 @@ PROMPT = RetryPolicy(silence_s=0.2, connect_timeout_s=60.0)
 """A loaded machine may look silent, too: then there are more attempts."""
 
 # What comes is what was stored
-
-
-@pytest.mark.parametrize("size", [0, 1, 1_048_577])
-def test_object_of_any_size_lies_in_its_extent(store: AisStore, size: int) -> None:
-    """And nowhere else."""
-    store.write("some.bin", DATA[:size])
-    place = Place(size)
-    with fetching(store.endpoint, store.bucket) as fetcher:
-        assert fetcher.fetch([Wanted("some.bin", place.extent, checksum(DATA[:size]))])
-    assert place.holds(DATA[:size])
-
-
-def test_connections_stay_open_between_objects(store: AisStore) -> None:
-    """Five objects, two connections: one to the proxy, one to the target; each redirect is followed once."""
-    with faulty(store.endpoint) as proxy:
-        place = Place()
-        with fetching(proxy.endpoint, store.bucket) as fetcher:
-            for _ in range(5):
-                assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
-        assert proxy.num_connections == {"entry": 1, "target": 1}
-        assert proxy.requests == {"entry": 5, "target": 5}
-
-
-def test_objects_that_are_fetched_together_do_not_wait_for_each_other() -> None:
-    """A shard's index, small as it is, would cost another round trip: the server answers neither before both ask."""
-    both = threading.Barrier(2)
-
-    def script(visit: Visit) -> None:
-        both.wait(120)
-        visit.say(200, DATA[:100] if "index" in visit.path else DATA)
-
-    shard, index = Place(), Place(100)
-    with scripted(script) as server, fetching(server.endpoint, "b") as fetcher:
-        wanted = [Wanted("x.tar", shard.extent, checksum(DATA)), Wanted("x.index", index.extent, checksum(DATA[:100]))]
-        assert fetcher.fetch(wanted)
-    assert shard.holds(DATA)
-    assert index.holds(DATA[:100])
-
-
-def test_object_that_reports_its_end_fails_alone(store: AisStore) -> None:
-    """The others are fetched on; each says once how it ended."""
-    place, ends = Place(), dict[str, list[Exception | None]]()
-    wanted = [
-        Wanted("a/none.tar", Place(100).extent, 0, ends.setdefault("none", []).append),
-        Wanted("a/x.tar", place.extent, checksum(DATA), ends.setdefault("x", []).append),
-    ]
-    with fetching(store.endpoint, store.bucket) as fetcher:
-        assert fetcher.fetch(wanted)
-    assert place.holds(DATA)
-    assert ends["x"] == [None]
-    (error,) = ends["none"]
-    assert isinstance(error, StoreError)
-    assert "a/none.tar" in str(error)
-
-
-def test_connection_closed_while_idle_is_no_fault(store: AisStore, caplog: pytest.LogCaptureFixture) -> None:
-    """The target's ports vanish between two objects: the next one is found where the proxy sends, without a retry."""
-    caplog.set_level(logging.INFO, "dali_pipes")
-    with faulty(store.endpoint) as proxy, fetching(proxy.endpoint, store.bucket) as fetcher:
-        for _ in range(2):
-            place = Place()
-            assert fetcher.fetch([Wanted("a/x.tar", place.extent, checksum(DATA))])
-            assert place.holds(DATA)
-            proxy.vanish()
-        assert proxy.num_connections == {"entry": 1, "target": 2}
-    assert not caplog.records
 
 
 # What breaks and is mended
@@ -120,20 +50,6 @@ def test_fault_of_each_kind_is_recovered_from(store: AisStore, kind: str, caplog
     retries = [record.getMessage() for record in caplog.records]
     assert len(retries) == 2 or (is_stall and len(retries) > 2)
     assert all(store.locate("a/x.tar") in text and "the next in" in text for text in retries)
-
-
-@pytest.mark.parametrize("kind", ["reset_body", "short"])
-def test_broken_body_goes_on_where_it_broke(store: AisStore, kind: str) -> None:
-    """Not one byte that has arrived is asked for again."""
-    with faulty(store.endpoint, rate=1, kinds=[kind], max_faults=3, seed=5) as proxy:
-        fetch_through(proxy, store)
-        first, *resumed = ranges_of(proxy)
-    assert first is None
-    starts = [int((wanted or "").removeprefix("bytes=").removesuffix(f"-{len(DATA) - 1}")) for wanted in resumed]
-    assert len(starts) == 3
-    assert starts == sorted(starts)
-    if kind != "reset_body":  # a reset takes with it what the client's kernel has not handed over
-        assert proxy.body_bytes == len(DATA)
 
 
 def test_retry_after_is_honoured(store: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,17 +98,6 @@ def test_wrong_bytes_without_end_are_given_up(store: AisStore) -> None:
 # Objects that are not the manifest's
 
 
-def test_replaced_object_is_refused_before_its_body(store: AisStore) -> None:
-    """Its head says so; the extent is as it was."""
-    store.write("a/x.tar", OTHER)
-    place = Place()
-    with faulty(store.endpoint) as proxy, fetching(proxy.endpoint, store.bucket) as fetcher:
-        digests = f"has the xxhash2 {checksum(OTHER):016x}, the manifest says {checksum(DATA):016x}"
-        text = rf"'{store.locate('a/x.tar')}' {digests}; it was replaced since: .* dali-pipes prep index URL"
-        fails(fetcher, DataError, text, place=place)
-    assert place.holds(b"\xaa" * len(DATA))
-
-
 @pytest.mark.parametrize(("is_deleted", "size"), [(False, len(DATA)), (True, len(DATA)), (True, 10)])
 def test_object_replaced_between_two_attempts_is_no_mix(store: AisStore, is_deleted: bool, size: int) -> None:
     """The body breaks, and what goes on is another object, with another version or, put after a delete, the same."""
@@ -208,17 +113,6 @@ def test_object_replaced_between_two_attempts_is_no_mix(store: AisStore, is_dele
         proxy.place = place_and_replace  # type: ignore[method-assign]
         with pytest.raises(DataError, match="it was replaced since"):
             fetch_through(proxy, store)
-
-
-@pytest.mark.parametrize("kind", ["crc32c", "md5", "sha256", "sha512", "xxhash", "xxhash2"])
-def test_bytes_without_a_manifest_have_the_checksum_that_the_store_reports(store: AisStore, kind: str) -> None:
-    """Of each type: a flipped byte is asked for again."""
-    set_props(store, {"checksum": {"type": kind}})
-    store.write("a/x.tar", DATA)
-    with faulty(store.endpoint, rate=1, kinds=["flip"], max_faults=2, seed=3) as proxy:
-        with fetching(proxy.endpoint, store.bucket) as fetcher:
-            assert fetcher.read("a/x.tar") == DATA
-        assert proxy.requests["target"] == 3
 
 
 # Answers that cannot be mended
@@ -244,24 +138,6 @@ def test_permanent_error_is_told_at_once(status: int, token: Token | None, expec
         # An object that is not found may be on its way from one target to another: the cluster's map tells.
         looks = ["/v1/daemon?what=smap"] if status == 404 else []
         assert server.paths == ["/v1/objects/b/x.tar?provider=aws", *looks]
-
-
-def test_body_without_a_length_is_counted() -> None:
-    """In chunks, as from behind a proxy that does not know it: as long as it must be, too long, too short."""
-    sent = DATA[:100_000]
-    with scripted(lambda visit: visit.say_chunked(sent)) as server, fetching(server.endpoint, "b") as fetcher:
-        for size, expected in [
-            (100_000, None),
-            (99_999, (DataError, "has more than 99999 bytes, the manifest's; it was replaced")),
-            (100_001, (StoreError, "its body ends after 100000 of 100001 bytes")),
-        ]:
-            place = Place(size)
-            outcome = pytest.raises(expected[0], match=expected[1]) if expected else contextlib.nullcontext()
-            with outcome:
-                assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(sent))])
-                assert place.holds(sent)
-            if size < len(sent):
-                assert place.holds(sent[:size])
 
 
 def test_full_disk_is_the_cache_error_of_the_extent(store: AisStore) -> None:

@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -139,25 +138,6 @@ def open_job(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 # --- order and space --------------------------------------------------------------------------------------------------
 
 
-def test_need_comes_back_when_all_is_there(open_job: Callable[..., Job]) -> None:
-    """Shards and indexes byte for byte; what is done with stays in the cache and is not fetched again."""
-    job = open_job(num_fetchers=3)
-    left: list[int] = []
-    job.stager.need([6, 1, 3], waiting=left.append)
-    job.check(6, 1, 3)
-    assert left[-1] == 0
-    assert job.stager.num_missing(range(NUM_SHARDS))[0] == NUM_SHARDS - 3
-    assert job.stager.need_resident([1, 3])
-    assert not job.stager.need_resident([1, 2])
-    job.stager.done([1, 3])
-    assert job.stager.num_missing([6, 1, 3]) == (0, 0)  # still needed by the first
-    job.stager.done([6, 1, 3])
-    job.check_nothing_is_held()
-    job.stager.need([1])
-    assert len(job.store.fetched) == 3
-    job.stager.done([1])
-
-
 def test_needed_goes_before_ahead_and_ahead_is_in_order(open_job: Callable[..., Job]) -> None:
     """One thread: what was begun, then what is needed, then the windows as they were staged."""
     job = open_job()
@@ -190,45 +170,6 @@ def test_urgent_shard_takes_the_thread_of_one_that_can_wait(open_job: Callable[.
     assert job.fetched() == [5, 4, 5, 2]
     job.stager.done([4])
     job.stager.unstage([5, 2])
-    job.check_nothing_is_held()
-
-
-def test_urgent_shard_that_another_process_fills_wants_no_thread(open_job: Callable[..., Job]) -> None:
-    """What is only ahead is left off once at most, and not again and again for as long as the other takes."""
-    other, job = open_job(), open_job()
-    other.store.held_back = {other.names[4]}
-    other.stager.stage([4])
-    wait_until(lambda: other.fetched() == [4])
-    job.store.held_back = {job.names[5]}
-    job.stager.stage([5, 2])
-    wait_until(lambda: job.fetched() == [5])
-    threading.Timer(0.2, other.store.held_back.clear).start()
-    job.stager.need([4], urgent=True)
-    assert len(job.fetched()) <= 2
-    job.store.held_back.clear()
-    wait_until(lambda: job.stager.num_missing([5, 2])[0] == 0)
-    job.check(4, 5, 2)
-    assert other.fetched() == [4]
-    assert 4 not in job.fetched()
-    job.stager.done([4])
-    job.stager.unstage([5, 2])
-    other.stager.unstage([4])
-
-
-def test_ahead_is_fetched_as_far_as_may_be_held(open_job: Callable[..., Job]) -> None:
-    """Room for three shards: three windows are staged, two of them are fetched, the next when the first is given up."""
-    job = open_job(num_shards=3)
-    for window in ([0], [1, 2], [3, 4]):
-        assert job.stager.is_short == (window != [3, 4])
-        job.stager.stage(window)
-    wait_until(lambda: job.stager.num_missing([0, 1, 2])[0] == 0)
-    assert not job.stager._missing()
-    assert job.fetched() == [0, 1, 2]
-    job.stager.unstage([0])
-    wait_until(lambda: job.stager.num_missing([1, 2, 3])[0] == 0)
-    job.stager.unstage([1, 2])
-    wait_until(lambda: job.stager.num_missing([3, 4])[0] == 0)
-    job.stager.unstage([3, 4])
     job.check_nothing_is_held()
 
 
@@ -271,27 +212,6 @@ def test_more_is_needed_than_the_cache_can_hold(open_job: Callable[..., Job]) ->
 # --- small shards -----------------------------------------------------------------------------------------------------
 
 
-def test_small_shards_are_fetched_together(open_job: Callable[..., Job]) -> None:
-    """In plan order, as many as there are for each thread; the cache is asked, and told, once for all of them."""
-    job = open_job(together=5, num_fetchers=1)
-    together: list[int] = []
-    fetch = StoreFetcher.fetch
-
-    class Recording(StoreFetcher):
-        def fetch(self, wanted: Sequence[Wanted], **options: Any) -> bool:
-            if wanted[0].name not in self._store.fetched:
-                together.append(len(wanted) // 2)
-            return fetch(self, wanted, **options)
-
-    job.stager._open_fetcher = lambda: Recording(job.store)
-    job.store.num_open += 1  # one more will be closed than opened
-    job.stager.stage([3, 1, 0, 2, 7, 5])
-    job.stager.need([3, 1, 0, 2, 7, 5])
-    assert job.fetched() == [3, 1, 0, 2, 7, 5]
-    assert together[0] == 5
-    job.check(3, 1, 0, 2, 7, 5)
-
-
 def test_broken_shard_fails_alone(open_job: Callable[..., Job]) -> None:
     """The others that were fetched with it are ready; its error goes to who needs it."""
     job = open_job(together=8)
@@ -302,18 +222,6 @@ def test_broken_shard_fails_alone(open_job: Callable[..., Job]) -> None:
     job.stager.need(range(NUM_SHARDS))
     job.check(*range(NUM_SHARDS))
     assert sorted(set(job.fetched())) == list(range(NUM_SHARDS))
-
-
-def test_slow_shard_holds_back_no_other(open_job: Callable[..., Job]) -> None:
-    """A shard is ready when it is whole, though others of its fetch are still under way."""
-    job = open_job(together=8)
-    job.store.held_back = {job.names[7]}
-    job.stager.stage(range(NUM_SHARDS))
-    job.stager.need(range(7))
-    job.check(*range(7))
-    assert job.stager.num_missing(range(NUM_SHARDS))[0] == 1
-    job.store.held_back = set()
-    job.stager.need([7])
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -331,21 +239,6 @@ def test_error_is_told_once_then_the_shard_is_tried_again(open_job: Callable[...
     job.stager.need([1, 2, 3])
     job.check(1, 2, 3)
     job.stager.done([1, 2, 3])
-    job.check_nothing_is_held()
-
-
-def test_error_ahead_is_told_when_its_shard_is_needed(open_job: Callable[..., Job]) -> None:
-    """Without another try, which was made already; the shards after it are fetched all the same."""
-    job = open_job()
-    job.store.broken = {job.names[1]}
-    job.stager.stage([0, 1, 2])
-    wait_until(lambda: job.fetched() == [0, 1, 2])
-    job.stager.need([0, 2])
-    with pytest.raises(StoreError, match="s-000001"):
-        job.stager.need([1])
-    assert job.fetched() == [0, 1, 2]
-    job.stager.done([0, 2])
-    job.stager.unstage([0, 1, 2])
     job.check_nothing_is_held()
 
 
@@ -375,23 +268,6 @@ def test_cache_removed_under_a_loader_is_told_each_time(open_job: Callable[..., 
 
 
 # --- cut short --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_need_that_is_cut_short_needs_nothing(open_job: Callable[..., Job], error: type[BaseException]) -> None:
-    """Ctrl-C while a shard is waited for, or a progress bar that cannot be drawn: given up when it comes."""
-    job = open_job()
-    job.store.may_go_on.clear()
-
-    def cut_short(_: int) -> None:
-        raise error
-
-    with pytest.raises(error):
-        job.stager.need([0, 1], waiting=cut_short)
-    job.store.may_go_on.set()
-    wait_until(lambda: not job.stager._filling)
-    job.check_nothing_is_held()
-    assert job.fetched() == [0]
 
 
 def test_ctrl_c_anywhere_breaks_nothing(open_job: Callable[..., Job]) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.cache.share import cache_file_key
 from dali_pipes.cli import main
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.indexing import find_manifest, index_in_memory
@@ -144,16 +143,6 @@ def test_batches_are_those_of_shards_that_were_transformed_here(
     names = [f"s-00000{n}.index.small-pets.etl.safetensors" for n in range(3)]
     names += ["s-columns.small-pets.etl.safetensors", "s-manifest.small-pets.etl.safetensors"]
     assert written == (set(names) if is_indexed else set())
-
-
-def test_stored_and_transformed_shards_never_share_a_cache_file(bucket: AisStore) -> None:
-    """Also where the ETL changes no byte: another data set, another cache file."""
-    through = index_shards(shards_of(bucket, "as-told"))
-    stored = find_manifest(resolve_shards(f"{bucket.url}/s-", endpoint=bucket.endpoint))
-    assert stored is not None
-    assert np.array_equal(stored.checksums, through.checksums)
-    assert stored.digest != through.digest
-    assert cache_file_key(stored) != cache_file_key(through)
 
 
 def test_parts_of_a_shard_are_those_of_the_transformed_one(bucket: AisStore, tmp_path: Path) -> None:
