@@ -9,21 +9,6 @@ import pytest
 
 from bench.cli import SCENARIOS, scenario_class
 from bench.cli import bench as bench_command
-from tests.bench.conftest import invoke
-
-NAMES = bench_command.list_commands(click.Context(bench_command))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_help_of_a_command_names_its_options(name: str) -> None:
-    """Each is loaded by its name, says what it does, and what each option is for."""
-    command = bench_command.get_command(click.Context(bench_command), name)
-    assert command is not None
-    assert command.name == name
-    assert command.help
-    invoke(name, "--help")
-    told = [option.name for option in command.params if isinstance(option, click.Option) and not option.help]
-    assert told in ([], ["device"]), "what is named says what it is; a choice of devices says it itself"
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))

@@ -15,7 +15,7 @@ from dali_pipes.cli import main
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import manifest_name
-from prep.inspect.contact_sheet import Cell, contact_sheet, denormalised
+from prep.inspect.contact_sheet import Cell, contact_sheet
 
 pytest.importorskip("skimage")
 
@@ -72,14 +72,6 @@ def test_demo_of_bad_options_is_refused_first(tmp_path: Path) -> None:
     done = CliRunner().invoke(demo, ["--out", str(tmp_path / "out"), "--seed", "-1"])
     assert (done.exit_code, (tmp_path / "out").exists()) == (2, False)
     assert "'--seed': -1 is not in the range" in done.stderr
-
-
-def test_denormalised_gives_the_pixels_back() -> None:
-    """All 256 levels of each channel survive normalising and its undoing."""
-    pixels = np.stack([np.arange(256, dtype=np.uint8).reshape(16, 16)] * 3, axis=-1)
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    image = ((pixels / np.float32(255) - np.float32(mean)) / np.float32(std)).transpose(2, 0, 1)
-    assert np.array_equal(denormalised(image, mean=mean, std=std), pixels)
 
 
 def test_contact_sheet_grows_by_whole_rows() -> None:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +9,13 @@ from typing import Any
 import pytest
 
 from bench.compare.au import Accelerator, AuScenario, num_fed, point_of, search
-from bench.compare.settings import DataFacts, TurnSetting, sweep
-from bench.compare.turn import Drawn, LoaderTurn, RankPace, RankTurn, TimedEpoch, figures_of
+from bench.compare.settings import DataFacts, TurnSetting
+from bench.compare.turn import Drawn, LoaderTurn, RankTurn, TimedEpoch, figures_of
 from bench.engine.scenario import run_scenario
-from bench.engine.turn_process import fork_server
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import LoaderSpec
 from bench.reports.figures import FIGURES
 from bench.reports.tables import report_text
-from bench.tools.step import open_step
 from dali_pipes.cli import main
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
@@ -42,11 +38,6 @@ def rank(first: Drawn, steady: Drawn | None, *, measures: bool) -> RankTurn:
     if measures:
         first, steady = replace(first, **FIRST), None if steady is None else replace(steady, **STEADY)
     return RankTurn(first=first, steady=steady, num_workers=0, decode="dali", device="cpu", gives=())
-
-
-def one_rank(first: Drawn, steady: Drawn | None = None) -> LoaderTurn:
-    """A turn of a single rank."""
-    return LoaderTurn(ranks=(rank(first, steady, measures=True),), start_mib=1, peak_mib=1, shared_memory_mib=0)
 
 
 def test_figures_of_two_ranks_over_two_epochs() -> None:
@@ -91,61 +82,6 @@ def test_figures_of_two_ranks_over_two_epochs() -> None:
     )
     assert list(found) == sorted(found, key=list(found).index)
     assert set(found) < set(FIGURES)
-
-
-def test_cold_turn_is_its_first_epoch() -> None:
-    """Opening included; without a step there is no accelerator to be used."""
-    turn = one_rank(drawn(30, waits=(2.0, 1.0, 1.0), elapsed_s=5, epochs=1))
-    found = figures_of(turn, setting=TurnSetting(batch_size=10, threads=1, cache="cold"), facts=FACTS)
-    assert found["samples_per_s"] == 6
-    assert found["cpu_ms_per_sample"] == 300
-    assert found["fetched_ratio"] == found["first_fetched_ratio"] == 1.1
-    assert found["wait_share"] == pytest.approx(4.5 / 5)
-    assert found["accelerator_utilisation"] is None
-
-
-def test_all_hidden_behind_the_step_is_full_utilisation() -> None:
-    """The rules: if all input is hidden by compute time, the total running time is the compute time."""
-    steady = drawn(30, waits=(0.2, 0.0, 0.0), elapsed_s=3.2, ends_s=0.0, epochs=1)
-    turn = one_rank(drawn(30, waits=(1.0,), elapsed_s=2, epochs=1), steady)
-    found = figures_of(turn, setting=TurnSetting(batch_size=10, threads=1, compute_ms=1000.0), facts=FACTS)
-    assert found["accelerator_utilisation"] == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(
-    ("waits", "figure", "expected"),
-    [
-        ([5.0], "batch_p50_ms", 5.0),
-        ([4.0, 2.0, 1.0, 3.0], "batch_p50_ms", 2.0),  # half of them do not exceed it
-        ([float(value) for value in range(1, 101)], "batch_p99_ms", 99.0),
-        ([float(value) for value in range(1, 51)], "batch_p99_ms", 50.0),  # of fewer than a hundred the longest
-    ],
-)
-def test_percentile_is_one_of_the_values(waits: list[float], figure: str, expected: float) -> None:
-    epoch = drawn(30, waits=tuple(wait / 1000 for wait in waits), elapsed_s=5, epochs=1)
-    found = figures_of(one_rank(epoch), setting=TurnSetting(batch_size=10, threads=1, cache="cold"), facts=FACTS)
-    assert found[figure] == pytest.approx(expected)
-
-
-def test_sweep_makes_every_combination() -> None:
-    """The last axis changes fastest; all else is the base's; threads are shared out among ranks."""
-    base = TurnSetting(batch_size=16, crop=40, threads=3)
-    found = sweep(base, ["ranks=1,2", "cache=cold,warm"])
-    assert [(setting.ranks, setting.cache) for setting in found] == [(1, "cold"), (1, "warm"), (2, "cold"), (2, "warm")]
-    assert {(setting.batch_size, setting.crop, setting.threads) for setting in found} == {(16, 40, 3)}
-    options = found[0].apply(LoaderOptions(batch_size=1, crop=1, num_threads=1))
-    assert (options.batch_size, options.crop, options.num_threads) == (16, 40, 3)
-    assert TurnSetting(ranks=64).num_threads == 1
-    assert len(sweep(base, [])) == 1
-
-
-def test_step_on_a_cpu_sleeps_for_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves the cores to those who decode; half a batch is half a step; none is none."""
-    slept: list[float] = []
-    monkeypatch.setattr("bench.tools.step.time.sleep", slept.append)
-    open_step(0.02, device="cpu")(0.5)
-    open_step(0.0, device="cpu")(1.0)
-    assert slept == [0.01]
 
 
 PATIENT = Accelerator(name="patient", batch_size=3, compute_s=0.02)
@@ -212,7 +148,9 @@ def test_command_searches_and_writes_a_record(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--au", "h200"], "--au expects one of resnet50_h100"),
+        (["--au", "h200"], "--au expects one of resnet50_h100, .*, or NAME:BATCH:SECONDS .*, got 'h200'"),
+        (["--au", "mine:0:0.1"], "got 'mine:0:0.1'"),
+        (["--au", "mine:8:nan"], "got 'mine:8:nan'"),
         (["--au-steps", "3"], "--au-steps needs --au ACCELERATOR"),
         (["--au", "mine:8:0.1", "--batch-size", "4"], "--au excludes --batch-size: "),
         (["--au", "mine:8:0.1", "--ranks", "2"], "--au excludes --ranks: "),
@@ -290,62 +228,3 @@ def test_search_finds_the_largest_number_in_few_trials(able: int, limit: int, tr
     found = search(lambda number: 1.0 if number <= able else 0.5, target=0.9, limit=limit)
     assert list(found) == tried
     assert num_fed(found, target=0.9)[0] == min(able, limit)
-
-
-@pytest.mark.parametrize(
-    ("found", "whole", "share"),
-    [
-        ({1: 0.9}, 1, 1.0),  # the limit was 1
-        ({1: 0.99, 2: 0.6}, 1, 2 * 0.6 / 0.9),
-        ({1: 0.99, 2: 0.98, 4: 0.5, 3: 0.75}, 2, 2.5),
-        ({1: 0.99, 2: 0.3}, 1, 1.0),  # two disturb each other: the share is never below the number
-        ({1: 0.99, 2: 0.5, 4: 0.95}, 1, 2 * 0.5 / 0.9),  # beyond one that is starved nothing counts
-    ],
-)
-def test_share_goes_on_from_the_first_number_that_is_too_many(
-    found: dict[int, float], whole: int, share: float
-) -> None:
-    assert num_fed(found, target=0.9) == (whole, pytest.approx(share))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("h100", "--au expects one of resnet50_h100, .*, or NAME:BATCH:SECONDS .*, got 'h100'"),
-        ("mine:eight:0.1", "got 'mine:eight:0.1'"),
-        ("mine:0:0.1", "got 'mine:0:0.1'"),
-        ("mine:8:nan", "got 'mine:8:nan'"),
-    ],
-)
-def test_accelerator_that_is_none_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Accelerator.parse(text)
-    assert Accelerator.parse("mine:8:0.5") == Accelerator(name="mine", batch_size=8, compute_s=0.5)
-
-
-def test_ranks_take_their_steps_together_until_one_has_no_more() -> None:
-    """Two epochs of three ranks with 2, 4 and 5 steps: the first two steps are common, and nobody waits for ever."""
-    pace = RankPace.of(3, fork_server())
-    assert pace is not None
-    done = [0, 0, 0]
-    seen: list[Sequence[int]] = []
-
-    def take(rank: int, num_steps: int) -> None:
-        for epoch in range(2):
-            pace.begin_epoch()
-            for step in range(num_steps):
-                done[rank] += 1
-                pace.end_step()
-                if step < 1:
-                    seen.append([count - (2, 4, 5)[other] * epoch for other, count in enumerate(done)])
-            pace.end_epoch()
-
-    threads = [threading.Thread(target=take, args=one, daemon=True) for one in enumerate((2, 4, 5))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=240)
-    assert done == [4, 8, 10]
-    assert len(seen) == 6
-    # After a rank's first step every rank has taken its first; the others may be on their way.
-    assert all(min(counts) >= 1 for counts in seen)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from bench.engine.scenario import Scenario, run_scenario
-from bench.engine.turn_process import TurnProcess, call_apart
+from bench.engine.turn_process import TurnProcess
 from bench.tools.folders import RunFolder
 from dali_pipes.errors import PipesError
 from tests.programs import wait_until
@@ -68,12 +68,6 @@ class FreshProbe(Probe):
     runs_in: ClassVar[Literal["fork", "interpreter", "caller"]] = "interpreter"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LenientProbe(HereProbe):
-    def goes_on_without(self, subject: str) -> bool:
-        return True
-
-
 def rows_of(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for one in record["records"] for row in one["repeats"]]
 
@@ -104,32 +98,6 @@ def test_every_turn_has_a_process_of_its_own(kind: type[Probe]) -> None:
     assert os.getpid() not in pids
 
 
-@pytest.mark.parametrize(("how", "error"), [("interrupt", KeyboardInterrupt), ("error", PipesError)])
-def test_whole_rounds_are_kept_when_something_ends_the_run(how: str, error: type[BaseException]) -> None:
-    """One and a part of the second are through: one is kept."""
-    kept: list[dict[str, Any]] = []
-    with pytest.raises(error):
-        run_scenario(HereProbe(fails="1b", how=how), keep=kept.append)
-    (record,) = kept
-    assert (record["complete"], record["num_rounds"], record["stopped"]) == (False, 1, "round 2 of 3, 'b'")
-    assert [len(one["repeats"]) for one in record["records"]] == [1, 1, 1]
-    with pytest.raises(error):
-        run_scenario(HereProbe(fails="0b", how=how), keep=lambda _: pytest.fail("there is no whole round"))
-
-
-def test_failures_end_one_subject_where_they_are_kept() -> None:
-    record = run_scenario(LenientProbe(fails="1b", how="error"))
-    assert record["failed"] == [{"loader": "b", "setting": {}, "error": "out of order"}]
-    assert [len(one["repeats"]) for one in record["records"]] == [3, 3]
-    assert (record["complete"], record["num_rounds"]) == (True, 3)
-
-
-def test_turns_after_the_deadline_are_left_out() -> None:
-    record = run_scenario(HereProbe(deadline=time.monotonic() - 1))
-    assert rows_of(record) == []
-    assert (record["complete"], record["num_rounds"]) == (False, 0)
-
-
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -157,12 +125,6 @@ def test_settings_are_checked_first(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             replace(HereProbe(), **changed)  # type: ignore[arg-type]
-
-
-def test_call_apart_returns_what_the_function_returns() -> None:
-    assert call_apart(max, 3, 4, name="it") == 4
-    with pytest.raises(ValueError, match="invalid literal"):
-        call_apart(int, "x", name="it")
 
 
 @pytest.fixture

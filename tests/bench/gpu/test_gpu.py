@@ -1,51 +1,37 @@
 """Test ``bench gpu`` on the CPU, except for the parts that only a GPU has."""
 
-import contextlib
 import dataclasses
 import functools
 import json
-import os
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from PIL import Image
 
 import dali_pipes as dp
 from bench.commands.gpu import gpu as gpu_command
 from bench.engine.scenario import Rounds, run_scenario
-from bench.engine.turn_process import call_apart
 from bench.gpu.cases import (
-    CASES,
     CHECKS,
     SCENARIOS,
     STEP_SAMPLES_PER_S,
-    Case,
     GpuPoint,
-    Running,
     default_sweeps,
     points_of,
 )
 from bench.gpu.checks import WAYS, GpuOutputError, check_parity, differences
 from bench.gpu.devices import Nvml, sampling
 from bench.gpu.scenario import GpuScenario, Session
-from bench.gpu.workload import GpuSetting, Workload, photo_header, read_photos, reencode
+from bench.gpu.workload import GpuSetting, Workload
 from bench.reports.record import stamped
 from bench.reports.tables import report_text
-from bench.tools.folders import LOCK, PREFIX, RunFolder
+from bench.tools.folders import LOCK, PREFIX
 from bench.tools.processes import ProcessTree
-from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import resolve_shards
 from tests.lazy import Lazy
-from tests.shards import Sample, image_bytes, make_samples, photo_bytes, write_shards
 
 torch = Lazy("torch")
 
@@ -72,81 +58,6 @@ def run(name: str, workload: Workload, **change: Any) -> dict[str, Any]:
 
 def bench_gpu(*arguments: str) -> Result:
     return CliRunner().invoke(gpu_command, arguments)
-
-
-TIMED = [case for case in CASES if case.check is None]
-
-
-@pytest.mark.parametrize("case", TIMED, ids=lambda case: f"{case.scenario}-{case.variant}")
-def test_every_case_decodes_batches_on_the_cpu(case: Case, workload: Workload) -> None:
-    """This includes the cases that only help a GPU. A reader wraps round at its end."""
-    assert case.open is not None
-    with case.open(workload, ON_CPU) as running:
-        drawn = [running.step() for _ in range(4)]
-    assert len(drawn) == 4
-    # The loader's epoch of ten ends with a short batch, and the next one begins.
-    assert drawn == ([4, 4, 2, 4] if case.variant.startswith("loader") else [4, 4, 4, 4])
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which all of it runs")
-@pytest.mark.parametrize(
-    "case",
-    [case for case in TIMED if not case.variant.startswith("loader")],  # a loader checks the device itself
-    ids=lambda case: f"{case.scenario}-{case.variant}",
-)
-def test_every_case_s_graph_for_a_gpu_is_defined_without_one(
-    case: Case, workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """DALI checks operators, devices and arguments before it looks for the driver, which is the only missing part."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    setting = dataclasses.replace(ON_CPU, device="gpu", size_hint=600)
-    assert case.open is not None
-    with pytest.raises(RuntimeError, match="trying to create a GPU DALI pipeline"), case.open(workload, setting):
-        pass
-
-
-def test_two_ways_to_a_window_give_the_same_pixels(workload: Workload) -> None:
-    from nvidia.dali import fn
-
-    from bench.gpu.cases import _whole_then_window, _window_only, pipeline_of
-
-    given = []
-    for define in (_whole_then_window, _window_only):
-        pipeline = pipeline_of(ON_CPU)
-        with pipeline:
-            encoded, _ = fn.readers.file(file_root=str(workload.files(ON_CPU)))
-            pipeline.set_outputs(define(encoded, ON_CPU))
-        pipeline.build()
-        given.append([np.asarray(outputs.as_tensor()) for _ in range(2) for outputs in pipeline.run()])
-    assert all(one.shape == (4, 224, 224, 3) for one in given[0])
-    # Linear filters, whose window the one rounds after and the other before the pixels are made.
-    assert max(int(np.abs(a.astype(int) - b).max()) for a, b in zip(*given, strict=True)) <= 1
-
-
-def test_reencode_gives_the_size_and_the_share_of_progressive(workload: Workload) -> None:
-    """Progressive photos are spread evenly, so that each batch has its share."""
-    made = reencode(workload.stored, side=100, progressive_share=0.5)
-    headers = [photo_header(photo) for photo in made.photos]
-    assert all(max(height, width) == 100 for _, height, width in headers)
-    assert [is_progressive for is_progressive, _, _ in headers] == [False, True] * 5
-    assert made.facts["progressive_share"] == 0.5
-    as_large = reencode(workload.stored, side=None, progressive_share=0.0)
-    assert as_large.facts["pixels_mean"] == workload.stored.facts["pixels_mean"]
-    assert reencode(workload.stored, side=None, progressive_share=None) is workload.stored
-
-
-def test_read_photos_takes_jpegs_only(tmp_path: Path) -> None:
-    """A PNG under a .jpg name is skipped: JPEG engines cannot decode it. Masks are read if all photos have one."""
-    samples = make_samples([(40, 30)] * 3)
-    samples[1] = Sample("s00001", {**samples[1].components, "image.jpg": image_bytes(Image.new("RGB", (8, 8)))})
-    samples.append(Sample("s00003", {"cls": b"1", "image.jpg": photo_bytes(9, 20, 20)}))
-    found = resolve_shards(write_shards(tmp_path, samples, per_shard=2, index=False), endpoint=None)
-    first_two = read_photos(found, photo="image.jpg", mask="trimap.png", num=2)
-    assert first_two.photos == tuple(samples[at].components["image.jpg"] for at in (0, 2))
-    assert first_two.masks == tuple(samples[at].components["trimap.png"] for at in (0, 2))
-    assert read_photos(found, photo="image.jpg", mask="trimap.png", num=9).masks == ()
-    with pytest.raises(DataError, match="holds no JPEG named 'jpg'; name the component: --photo"):
-        read_photos(found, photo="jpg", mask="trimap.png", num=1)
 
 
 def test_ways_that_disagree_on_the_size_are_an_error(workload: Workload) -> None:
@@ -207,40 +118,6 @@ def test_an_error_that_broke_the_cuda_context_ends_the_process(
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     assert not scenario.goes_on_without(points("decode")[0])
     assert planned("decode", workload).goes_on_without(points("decode")[0]), "there is no context on the CPU"
-
-
-def pool_before_points(scenario: GpuScenario) -> str | None:
-    with ExitStack() as stack:
-        scenario.prepare(RunFolder(), stack)
-        return os.environ.get("DALI_MALLOC_POOL_THRESHOLD")
-
-
-def test_points_before_a_loader_do_not_take_dali_s_pool_from_it(workload: Workload) -> None:
-    """In ``rn50`` DALI's reader comes first, and DALI reads its threshold only once in a process."""
-    assert call_apart(pool_before_points, planned("rn50", workload), name="rn50") == "64k"
-
-
-def test_a_point_warms_up_before_it_is_timed(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clocks of an idle GPU need time, so batches are drawn until it is over, and are in no figure."""
-    now, drawn = 0.0, []
-
-    def step() -> int:
-        nonlocal now
-        now += 1.0
-        drawn.append(now)
-        return 1
-
-    @contextlib.contextmanager
-    def opened(*_: object) -> Iterator[Running]:
-        yield Running(step)
-
-    monkeypatch.setattr("bench.gpu.scenario.time", SimpleNamespace(perf_counter=lambda: now, monotonic=lambda: now))
-    point = GpuPoint(case=Case(scenario="decode", variant="slow", open=opened), setting=ON_CPU, label="base")
-    scenario = planned("decode", workload, warm_up_s=20.0)
-    with ExitStack() as stack:
-        row = scenario.measure(scenario.prepare(RunFolder(), stack), point, number=1)
-    assert row["num_samples"] == 1
-    assert drawn[-2] >= 20.0
 
 
 @pytest.mark.parametrize("output", ["image", "mask"])

@@ -19,9 +19,6 @@ ALWAYS = ("dali", "memory", "webloader", "dali-external")
 """Loaders of every run of the tests; the contract of the others is nightly."""
 
 
-SHUFFLING = ("dali-external", "spdl", "aistore", "litdata", "mosaic")
-
-
 @pytest.fixture(scope="module")
 def references(shards: ShardSet, bucket: ShardSet, options: LoaderOptions) -> Iterator[dict[str, Reference]]:
     with Reference.open(shards, options=options) as local, Reference.open(bucket, options=options) as remote:

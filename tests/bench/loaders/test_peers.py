@@ -4,10 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +11,9 @@ from PIL import UnidentifiedImageError
 
 from bench.loaders.peers import dali_readers
 from bench.loaders.protocol import LoaderOptions
-from bench.loaders.registry import LOADERS, LoaderEntry, available_loaders, open_loader, prepare_loader
+from bench.loaders.registry import LOADERS, LoaderEntry, available_loaders, open_loader
 from bench.loaders.s3 import client_environment, s3_place
-from dali_pipes.errors import PipesError, StoreError
-from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.errors import StoreError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards
@@ -28,77 +23,10 @@ from tests.shards import Sample, make_samples, write_tar
 
 torch = Lazy("torch")
 
-SAMPLE = {"image.jpg": b"photo", "trimap.png": b"mask", "cls": b"3"}
-
 
 def shards_of(directory: Path, *made: Sample) -> ShardSet:
     write_tar(directory / "odd-000000.tar", made)
     return resolve_shards(directory, endpoint=None)
-
-
-def test_webloader_fetches_a_shard_once(
-    bucket: ShardSet, options: LoaderOptions, keys: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """What lies in a bucket is kept for later epochs, which need the bucket no more; it goes with the loader."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # torch may make a directory of its own there
-    fetched = copied(bucket, "fetched-once", names=bucket.names)
-    with open_loader("webloader", fetched, options=options) as loader:
-        seen = [[key for batch in loader.epoch() for key in batch["key"]]]
-        assert len(list(tmp_path.rglob("*.tar"))) == len(fetched.names)
-        for name in fetched.names:
-            fetched.store.delete(name)
-        seen += [[key for batch in loader.epoch() for key in batch["key"]]]
-        held = loader.epoch()
-        next(held)
-    assert [sorted(epoch) for epoch in seen] == [sorted(keys)] * 2
-    assert list(tmp_path.glob("dali-pipes-*")) == []
-    del held
-    # Of one epoch nothing is kept: a cold turn's first batch does not wait for a file.
-    with open_loader("webloader", bucket, options=replace(options, keeps_shards=False)) as loader:
-        assert sum(len(batch["key"]) for batch in loader.epoch()) == 22
-        assert list(tmp_path.glob("dali-pipes-*")) == []
-
-
-def test_webloader_shards_of_one_name_are_not_taken_for_each_other(
-    bucket: ShardSet, options: LoaderOptions, keys: set[str]
-) -> None:
-    """The library keeps a shard under the last part of its URL: the second would be the first once more."""
-    names = [f"{row}/pets.tar" for row in range(len(bucket.names))]
-    folders = copied(bucket, "folders", names=names)
-    one_worker = replace(options, num_threads=1)
-    with open_loader("webloader", folders, options=one_worker) as loader:
-        seen = [sorted(key for batch in loader.epoch() for key in batch["key"]) for _ in range(2)]
-    assert seen == [sorted(keys)] * 2
-
-
-def copied(shards: ShardSet, bucket: str, *, names: Sequence[str]) -> ShardSet:
-    """The same shards in another bucket, under other names."""
-    endpoint = shards.store.endpoint
-    assert endpoint is not None
-    store = AisStore(endpoint, bucket)
-    store.create()
-    for name, new in zip(shards.names, names, strict=True):
-        store.write(new, shards.store.read(name))
-    return ShardSet(store=store, names=tuple(names))
-
-
-@pytest.mark.parametrize(
-    ("components", "message"),
-    [
-        ({"image.jpg": b"photo", "cls": b"3"}, r"key 'a': no component 'trimap.png' \(found: cls, image.jpg\)"),
-        ({**SAMPLE, "cls": b"cat"}, "key 'a': cls must be a number, got b'cat'"),
-    ],
-)
-def test_dali_external_bad_sample_reaches_the_caller_by_name(
-    tmp_path: Path, options: LoaderOptions, components: dict[str, bytes], message: str
-) -> None:
-    """Out of a worker process, through DALI."""
-    shards = shards_of(tmp_path, Sample("a", components))
-    with (
-        pytest.raises(Exception, match=message),  # DALI's own
-        open_loader("dali-external", shards, options=options) as loader,
-    ):
-        next(loader.epoch())
 
 
 def test_dali_s3_cluster_that_does_not_answer_a_range_is_named(bucket: ShardSet) -> None:
@@ -151,21 +79,6 @@ ONE_THREAD = LoaderOptions(batch_size=4, num_threads=1, crop=8, device="cpu")
 
 
 @needs_spdl
-def test_spdl_closed_leaves_no_thread_and_torch_as_it_was(shards: ShardSet, options: LoaderOptions) -> None:
-    """In mid-epoch too, its iterator still held: what runs in this process is this process's."""
-    torch.set_num_threads(2)
-    before = set(threading.enumerate())
-    with open_loader("spdl", shards, options=options) as loader:
-        held = loader.epoch()
-        next(held)
-        assert torch.get_num_threads() == 1
-        assert len(set(threading.enumerate()) - before) > options.num_threads
-    assert set(threading.enumerate()) <= before
-    assert torch.get_num_threads() == 2
-    del held
-
-
-@needs_spdl
 def test_spdl_broken_photo_is_an_error_with_its_own_reason(tmp_path: Path) -> None:
     """By default it logs what fails and leaves it out. In a batch that nobody asked for it is nobody's error."""
     samples = make_samples([(12, 12)] * 12)
@@ -180,22 +93,6 @@ def test_spdl_broken_photo_is_an_error_with_its_own_reason(tmp_path: Path) -> No
     assert seen == [f"s{row:05d}" for row in range(8)], "the two batches before it came"
     with open_loader("spdl", broken, options=ONE_THREAD) as loader:
         next(loader.epoch())
-
-
-@pytest.mark.parametrize("name", ["litdata", "mosaic"])
-def test_converted_samples_with_other_components_are_refused(name: str, tmp_path: Path) -> None:
-    """Both formats have the same fields in all samples, so one that lacks its mask is named."""
-    if (reason := available_loaders()[name]) is not None:
-        pytest.skip(reason)
-    lacking = make_samples([(12, 12)] * 3)
-    del lacking[2].components["trimap.png"]
-    write_tar(tmp_path / "pets-000000.tar", lacking)
-    shards = resolve_shards(tmp_path, endpoint=None)
-    target = tmp_path / "converted"
-    target.mkdir()
-    found = "key 's00002': its components are cls, image.jpg, expected cls, image.jpg, trimap.png"
-    with pytest.raises(PipesError, match=f"shard '{shards.store.locate(shards.names[0])}', {found} as in the first"):
-        prepare_loader(name, shards, directory=target)
 
 
 def test_copy_in_the_bucket_is_read_from_there_and_removed(

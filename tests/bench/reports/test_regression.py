@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -41,39 +40,15 @@ def test_regression_is_what_is_worse_beyond_the_interval(samples_per_s: float, c
 
 
 def test_threshold_is_what_is_not_called_worse() -> None:
-    """3 % slower in every one of many steady turns: sure, and small."""
+    """3 % slower in every one of many steady turns: sure, and small. Of three repeats nothing is said."""
     steady = (1.0, 1.001, 0.999, 1.0005, 0.9995, 1.002, 0.998)
     before = report(record("dali", 900, 2.5, turns=steady))
     after = report(record("dali", 873, 2.5, turns=steady))
     assert compare_runs(before, after).changes[0].outcome == "within the threshold"
     assert compare_runs(before, after, threshold=0.01).changes[0].outcome == "worse"
     assert compare_runs(after, before, threshold=0.01).changes[0].outcome == "better"
-
-
-def test_a_machine_that_did_not_change_is_rarely_called_worse() -> None:
-    """Of 400 pairs of runs that differ by chance only, no more than the interval allows, one in forty."""
-    draw = np.random.default_rng(0)
-
-    def taken() -> dict[str, Any]:
-        return report(record("dali", 900, 2.5, turns=tuple((1 + draw.exponential(0.2, 7)).tolist())))
-
-    worse = sum(
-        bool(compare_runs(taken(), taken(), figures=["samples_per_s"], threshold=0.0).regressions) for _ in range(400)
-    )
-    assert worse / 400 <= 0.025 + 0.02
-
-
-def test_too_few_repeats_and_a_stopped_run_say_so() -> None:
-    """Three and three: no interval, no verdict. Whole rounds are as good as any; versions may differ."""
-    few = report(record("dali", 900, 2.5, turns=SEVEN[:3]))
-    slower = report(record("dali", 300, 2.5, turns=SEVEN[:3]))
+    few, slower = (report(record("dali", speed, 2.5, turns=SEVEN[:3])) for speed in (900, 300))
     assert {change.outcome for change in compare_runs(few, slower).changes} == {"too few repeats"}
-    stopped = copy.deepcopy(BEFORE) | {"complete": False, "num_rounds": 5}
-    stopped["environment"] |= {"commit": "fedcba", "versions": {"torch": "3.0"}}
-    verdict = compare_runs(BEFORE, stopped)
-    assert not verdict.regressions
-    assert "after: stopped after 5 of 7 rounds" in format_verdict(verdict).splitlines()
-    assert "before: stopped" not in format_verdict(verdict)
 
 
 def _without(what: str, value: object) -> dict[str, Any]:
@@ -96,6 +71,7 @@ def _without(what: str, value: object) -> dict[str, Any]:
         ("data/0/digest", "e" * 64, r"data was \[\(22, 'd+'\)\], is \[\(22, 'e+'\)\]"),
         ("options/seed", 8, "seed was 7, is 8"),
         ("options/source", "AIStore", "source was local files, is AIStore"),
+        ("options/recipe", "classification", "recipe was .*, is classification"),
         ("options/epochs", 2, "epochs was 1, is 2"),
     ],
 )
@@ -142,41 +118,6 @@ def test_busier_machine_is_in_no_ratio_to_a_loader_of_the_same_rounds() -> None:
         compare_runs(only, only, figures=["samples_per_s"], relative_to="dali")
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "outcome"),
-    [
-        ((116.0,) * 7, (150.0,) * 7, "worse"),
-        ((0.2,) * 7, (1.1,) * 7, "within the threshold"),  # five times nothing much
-        ((0.0,) * 7, (3.0,) * 7, "within the threshold"),
-        ((0.0,) * 7, (116.0,) * 7, "worse"),
-        ((116.0,) * 7, (0.0, *(121.0,) * 6), "within the threshold"),  # one repeat saw nothing: it decides nothing
-    ],
-)
-def test_shared_memory_is_judged_where_there_is_some(
-    before: tuple[float, ...], after: tuple[float, ...], outcome: str
-) -> None:
-    """By default, too: dali's image is there and in no loader's memory."""
-
-    def holding(values: tuple[float, ...]) -> dict[str, Any]:
-        found = record("dali", 900, 2.5)
-        for repeat, value in zip(found["repeats"], values, strict=True):
-            repeat["figures"]["shared_memory_mib"] = value
-        return report(found)
-
-    changes = compare_runs(holding(before), holding(after)).changes
-    assert {change.figure: change.outcome for change in changes}["shared_memory_mib"] == outcome
-
-
-def test_verdict_names_loader_figure_and_interval() -> None:
-    text = format_verdict(compare_runs(BEFORE, changed(600, 2.5)))
-    lines = text.splitlines()
-    assert lines[2].startswith("dali")
-    assert lines[2].endswith("worse")
-    assert "worse: dali (threads 2, ranks 1, batch 64, cache warm, compute ms 40): samples/s is 0.67 [0.6" in text
-    assert "(more is better)" in text
-    assert format_verdict(compare_runs(BEFORE, BEFORE)).endswith("nothing is worse")
-
-
 def test_command_tells_by_its_exit_code(tmp_path: Path) -> None:
     paths = {"before": BEFORE, "after": changed(600, 2.5)}
     for name, run in paths.items():
@@ -185,6 +126,8 @@ def test_command_tells_by_its_exit_code(tmp_path: Path) -> None:
 
     def compare(*arguments: str) -> int:
         done = CliRunner().invoke(bench_command, ["compare", *arguments], catch_exceptions=False, standalone_mode=False)
+        worse = "worse: dali (threads 2, ranks 1, batch 64, cache warm, compute ms 40): samples/s is 0.67 [0.6"
+        assert (worse in done.stdout) == bool(done.return_value)
         return int(done.return_value)
 
     assert compare(before, before) == 0

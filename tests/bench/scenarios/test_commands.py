@@ -6,18 +6,15 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import pytest
 import xxhash
 
 from bench.engine.scenario import run_scenario
 from bench.scenarios.fetch import CLIENTS, PREFIX, FetchScenario, Objects, find_curl
 from bench.tools.environment import describe_environment
-from bench.tools.processes import touch_memory
 from dali_pipes.errors import DataError
 from dali_pipes.store.cluster.ais import AisStore
 from tests.bench.conftest import invoke
@@ -262,11 +259,3 @@ def test_fetch_without_curl_leaves_it_out(tmp_path: Path, monkeypatch: pytest.Mo
     assert describe_environment()["commit"] is None, "there is no git, either"
     with pytest.raises(ValueError, match="'curl': no such program in PATH; install it"):
         FetchScenario(work=tmp_path, clients=["ours", "curl"])
-
-
-def test_touch_memory_leaves_half_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked for, but never more than half: a benchmark must not be what the machine runs out of memory by."""
-    assert touch_memory(3 << 20) == 3 << 20
-    assert touch_memory(0) == 0
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 << 20))
-    assert touch_memory(1 << 40) == 1 << 20

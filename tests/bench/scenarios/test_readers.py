@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.compare.outputs import OutputError, Reference, compare_epoch, tolerance_of
+from bench.compare.outputs import OutputError
 from bench.engine.scenario import run_scenario
-from bench.loaders.peers.dali_readers import ReaderFiles, open_loader, webdataset_index, write_webdataset_indexes
+from bench.loaders.peers.dali_readers import webdataset_index
 from bench.loaders.protocol import LoaderOptions
 from bench.reports.tables import report_text
 from bench.scenarios.feed import FeedScenario, check_epoch, expected_samples
@@ -25,7 +25,7 @@ from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.inspect.indexed_set import IndexedSet
-from tests.bench.conftest import CROP, NUM_SAMPLES, invoke, with_wrong_label
+from tests.bench.conftest import CROP, NUM_SAMPLES, invoke
 from tests.shards import Sample, make_samples, photo_bytes, write_tar
 
 COMPONENTS = ("image.jpg", "trimap.png")
@@ -132,32 +132,6 @@ def test_feed_reads_given_shards(turns_here: None, bucket: ShardSet, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-@pytest.fixture(scope="module", params=["webdataset", "tfrecord"])
-def files(request: pytest.FixtureRequest, shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> ReaderFiles:
-    """What DALI's own reader of each kind is pointed at."""
-    folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "webdataset":
-        paths = [Path(shards.store.locate(name)) for name in shards.names]
-        indexes = write_webdataset_indexes(IndexedSet(shards), folder)
-        return ReaderFiles(kind="webdataset", paths=paths, index_paths=indexes)
-    assert write_tfrecords(shards, folder, options=LoaderOptions()) == NUM_SAMPLES
-    paths, indexes = (sorted(folder.glob(f"*.{ending}")) for ending in ("tfrecord", "idx"))
-    return ReaderFiles(kind="tfrecord", paths=paths, index_paths=indexes)
-
-
-def test_plain_reader_gives_what_pillow_and_torchvision_make(
-    files: ReaderFiles, shards: ShardSet, options: LoaderOptions
-) -> None:
-    """Each sample once in each epoch, whatever is left over at the end: keys, labels and masks equal, photos too."""
-    with Reference.open(shards, options=options) as reference, open_loader(files, options=options) as loader:
-        assert (loader.decode, loader.device, loader.num_workers) == ("dali", "cpu", 0)
-        for _ in range(3):
-            found = compare_epoch(
-                loader.epoch(), reference, loader=files.kind, tolerance=tolerance_of(decode="dali", device="cpu")
-            )
-            assert found.num_samples == NUM_SAMPLES
-
-
 def test_tfrecord_files_have_the_checksums_and_the_index_of_the_format(shards: ShardSet, tmp_path: Path) -> None:
     """Each record has the right checksums, which DALI's reader does not check. DALI's own tool makes the same index."""
     program = Path(sys.executable).parent / "tfrecord2idx"
@@ -208,21 +182,6 @@ def test_tfrecord_writes_a_record_for_each_reader_and_writer(
     assert f"{NUM_SAMPLES} samples of each reader are those of the shards" in done.stdout
     assert report_text(report) in done.stdout
     assert list(cache.iterdir()) == []
-
-
-def test_tfrecord_reader_that_differs_is_named_and_nothing_is_timed(
-    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One label of a reader is wrong; what was written is gone."""
-
-    def wrong(*arguments: Any, **keywords: Any) -> Any:
-        return with_wrong_label(open_loader(*arguments, **keywords), "animals/pet_007")
-
-    monkeypatch.setattr("bench.scenarios.tfrecord.open_loader", wrong)
-    monkeypatch.setattr("bench.engine.scenario.call_apart", lambda *_, **__: pytest.fail("timed"))
-    with pytest.raises(OutputError, match=r"loader 'tar, readers.webdataset'.*label"):
-        run_scenario(TfrecordScenario(shards=shards, batch_size=5, crop=CROP, device="cpu", repeats=1, work=tmp_path))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_tfrecord_without_an_index_or_room_is_refused(

@@ -9,15 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.engine.turn_process import server_state, take_server
 from bench.loaders.workers import worker_context
-from bench.tools.folders import RunFolder, check_room, remove_leftovers
-from bench.tools.processes import SHARED_MEMORY, ProcessTree, child_pids, shared_memory_bytes
+from bench.tools.folders import RunFolder, remove_leftovers
+from bench.tools.processes import ProcessTree, child_pids
 
 BURNT_S = 0.2
 # The kernel adds up whole ticks of 10 ms, for user and system time of each process.
@@ -112,14 +111,6 @@ def test_memory_of_a_child_counts_and_what_is_shared_counts_once() -> None:
     assert abs(without + (64 << 20)) < libraries
 
 
-def test_shared_memory_counts_files_that_nobody_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks of /dev/shm that are not free. Its size is the machine's, so the answer here is made up."""
-    assert shared_memory_bytes() >= 0
-    answer = {SHARED_MEMORY: SimpleNamespace(f_blocks=10, f_bfree=7, f_frsize=4096)}
-    monkeypatch.setattr("os.statvfs", answer.__getitem__)
-    assert shared_memory_bytes() == 3 * 4096
-
-
 def send_parent(found: "multiprocessing.connection.Connection") -> None:
     """Which process forked this one."""
     found.send(os.getppid())
@@ -158,20 +149,6 @@ sys.stdin.read()
 """
 
 
-def test_folder_is_made_when_it_is_needed_and_goes_with_its_run(tmp_path: Path) -> None:
-    """A directory for each that asks, all in one; none where nobody does."""
-    with RunFolder(tmp_path) as folder:
-        assert not list(tmp_path.iterdir())
-        first, second = folder.new(), folder.new()
-        assert first != second
-        assert first.parent == second.parent
-        (first / "shard.tar").write_bytes(b"1")
-        assert len(list(tmp_path.iterdir())) == 1
-        assert not list(second.iterdir())
-    folder.close()
-    assert not list(tmp_path.iterdir())
-
-
 def test_leftovers_of_killed_runs_are_removed_and_nothing_else(tmp_path: Path) -> None:
     """One run was killed, one goes on in another process, one in this; and a directory that is no run's."""
     other = tmp_path / "dali-pipes-bench-notes"
@@ -201,9 +178,3 @@ def test_leftovers_of_killed_runs_are_removed_and_nothing_else(tmp_path: Path) -
             owner.kill()
             owner.wait()
     assert len(remove_leftovers(tmp_path)) == 1, "the second was killed by now, too"
-
-
-def test_room_is_what_is_free(tmp_path: Path) -> None:
-    check_room(tmp_path, 1, what="it")
-    with pytest.raises(ValueError, match=r"it needs 1048576\.0 TiB, and '.*' has .* free; name a directory with more"):
-        check_room(tmp_path, 1 << 60, what="it")

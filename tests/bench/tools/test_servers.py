@@ -1,16 +1,13 @@
 """The gateway adds latency, counts, and leaves answers as they are; the simulated bucket holds what indexing finds."""
 
 import http.client
-import json
 import threading
 import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-import psutil
 import pytest
 
-import dali_pipes as dp
 from bench.tools.gateway import Gateway, read_counter
 from bench.tools.simulated_bucket import BODIES, BUCKET, PREFIX, SimulatedBucket, simulated_bucket
 from dali_pipes.data_set.indexing import index_in_memory, read_index, read_manifest
@@ -51,36 +48,6 @@ def test_sdk_reads_through_it(gateway: Gateway) -> None:
     assert len(DATA) < passed < len(DATA) + 4096, "the object, and the heads of redirect and answer"
     assert store.size("o") == len(DATA)
     assert [entry.name for entry in store.list("")] == ["o"]
-
-
-def test_answers_are_as_they_are(node: str, gateway: Gateway) -> None:
-    """Status, headers and body of ranges, HEADs and refusals are those of the server behind; connections are kept."""
-    direct = http.client.HTTPConnection(urlsplit(node).netloc)
-    through = http.client.HTTPConnection(urlsplit(gateway.endpoint).netloc)
-    _, headers, _ = ask(direct, "/v1/objects/behind/o")
-    target = headers["Location"].removeprefix(node)
-    for method, path, sent in (
-        ("GET", target, {"Range": "bytes=1000-1999"}),
-        ("GET", target, {}),
-        ("HEAD", target, {}),
-        ("GET", target.replace("/behind/o", "/behind/none"), {}),
-        ("GET", "/v1/nonsense", {}),
-    ):
-        expected, found = ask(direct, path, method, **sent), ask(through, path, method, **sent)
-        sock = through.sock
-        assert found[0] == expected[0]
-        if expected[0] < 400:
-            assert found[2] == expected[2]
-        else:  # it says from which port it was asked
-            assert json.loads(found[2])["message"] == json.loads(expected[2])["message"]
-        ignored = {"date", "connection"} | ({"content-length"} if expected[0] >= 400 else set())
-        assert {(name.lower(), value) for name, value in found[1].items() if name.lower() not in ignored} == {
-            (name.lower(), value) for name, value in expected[1].items() if name.lower() not in ignored
-        }
-    assert through.sock is sock
-    assert node not in str(ask(through, "/v1/objects/behind/o")[1]), "a redirect leads through the gateway again"
-    direct.close()
-    through.close()
 
 
 TOGETHER = threading.Barrier(8)
@@ -151,28 +118,6 @@ def test_latency_is_real_and_connections_do_not_wait_for_each_other(odd: http.cl
     assert time.monotonic() - started >= LATENCY_S
 
 
-def test_a_target_elsewhere_gets_a_listener_of_its_own(odd: http.client.HTTPConnection) -> None:
-    """A cluster's proxy names its targets: each of them is reached through here, the query kept."""
-    location = urlsplit(ask(odd, "/elsewhere")[1]["Location"])
-    assert location.hostname == "127.0.0.1"
-    assert location.port != odd.port
-    assert f"{location.path}?{location.query}" == "/v1/x?pid=p"
-    assert urlsplit(ask(odd, "/elsewhere")[1]["Location"]).netloc == location.netloc
-
-
-def test_gateway_answers_without_a_server_behind_until_it_is_closed(closed_port: int) -> None:
-    """502, and the next request is answered, too. At the end nothing is left, neither process nor file."""
-    started = Gateway(f"http://127.0.0.1:{closed_port}")
-    connection = http.client.HTTPConnection(urlsplit(started.endpoint).netloc)
-    assert [ask(connection, "/v1/health")[0] for _ in range(2)] == [502, 502]
-    connection.close()
-    assert psutil.pid_exists(started.pid)
-    started.close()
-    started.close()
-    assert not psutil.pid_exists(started.pid)
-    assert not started.counter.exists()
-
-
 @pytest.mark.parametrize("endpoint", ["https://ais:51080", "ais:51080"])
 def test_endpoint_that_cannot_be_read_is_refused_first(endpoint: str) -> None:
     with pytest.raises(ValueError, match=f"got the endpoint '{endpoint}'; pass --direct"):
@@ -222,22 +167,3 @@ def test_bucket_is_listed_in_pages_and_holds_what_indexing_finds(bucket: Simulat
     assert made.manifest.digest == manifest.select(names, where="here").digest
     for row in chosen:
         assert read_index(store, manifest, row) == made.indexes[index_name(manifest.names[row])]
-
-
-def test_loader_lists_nothing(bucket: SimulatedBucket, store: Store) -> None:
-    """The manifest is one request; the first batches come from a few shards of many."""
-    before = bucket.requests.copy()
-    with dp.loader(
-        f"{store.url.rstrip('/')}/{PREFIX}",
-        dp.classification_eval(resize=16, crop=16),
-        batch_size=6,
-        shuffle=dp.Shuffle(window_bytes=100_000),
-        device="cpu",
-        endpoint=store.endpoint if store.url.startswith("ais") else None,
-    ) as loader:
-        assert len(loader) == NUM_SHARDS // 2
-        next(loader)
-    asked = bucket.requests - before
-    assert asked["manifest"] == 1
-    assert asked["list"] == 0
-    assert 0 < asked["shard"] < NUM_SHARDS / 4
