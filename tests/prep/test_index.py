@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +15,10 @@ from dali_pipes.data_set.named import name_shards
 from dali_pipes.errors import StoreError
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.shard_names import shared_prefix
-from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import open_store, resolve_shards
-from prep.index import index_part, index_shards, merge_indexes
-from prep.part import JobPart
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
 from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
-from tests.shards import Sample, make_samples, write_shards, write_tar
+from tests.shards import make_samples, write_shards, write_tar
 
 NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
 LACKING = NAMES[1]
@@ -37,13 +32,6 @@ def folder(tmp_path: Path) -> Path:
 
 def manifest_of(folder: Path) -> bytes:
     return (folder / manifest_name("s-")).read_bytes()
-
-
-def fill(bucket: AisStore, *paths: Path) -> None:
-    """Copy these files into a new bucket."""
-    bucket.create()
-    for path in paths:
-        bucket.write(path.name, path.read_bytes())
 
 
 def refuse(*arguments: str | Path, expect: str) -> None:
@@ -71,44 +59,10 @@ def test_index_drops_no_shard_from_a_manifest_without_overwrite(folder: Path, ur
     assert LACKING not in name_shards(folder, endpoint=None).names
 
 
-def test_index_of_a_bucket_drops_no_shard(folder: Path, bucket: AisStore) -> None:
-    fill(bucket, *folder.iterdir())
-    bucket.delete(LACKING)
-    before = bucket.read(manifest_name("s-"))
-    refuse("index", f"{bucket.url}/s-", "--endpoint", bucket.endpoint, expect=f"'{bucket.url}/{LACKING}'")
-    assert bucket.read(manifest_name("s-")) == before
-
-
 def test_index_adds_shards_and_keeps_the_others(folder: Path) -> None:
     write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=50))
     run_prep("index", folder)
     assert name_shards(folder, endpoint=None).names == (*NAMES, "s-000004.tar")
-
-
-def test_a_first_index_of_shards_with_gaps_in_their_numbers_is_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A part of the pack that was forgotten; but numbers that are far apart are no count."""
-    folder = write_shards(tmp_path / "data", make_samples([(30, 30)] * 12), per_shard=3, index=False)
-    (folder / LACKING).unlink()
-    gaps = f"no shard '{folder}/{LACKING}'; the numbers of its 3 shards have gaps, missing: 1 of 4"
-    refuse("index", folder, expect=gaps)
-    run_prep("index", folder, "--allow-missing")
-    assert f"{LACKING}'" in caplog.text
-    caplog.clear()
-    run_prep("index", folder)  # a manifest is there, which somebody has accepted
-    (folder / manifest_name("s-")).unlink()
-    (folder / NAMES[3]).rename(folder / "s-261123.tar")
-    run_prep("index", folder)
-    assert not caplog.records
-
-
-def test_index_replaces_a_manifest_that_it_cannot_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Such as one of an earlier version."""
-    (folder / manifest_name("s-")).write_bytes(b"no manifest")
-    run_prep("index", folder)
-    assert "it is replaced" in caplog.text
-    assert name_shards(folder, endpoint=None).names == NAMES
 
 
 def test_index_that_is_killed_leaves_the_manifest_whole(folder: Path) -> None:
@@ -181,73 +135,6 @@ def test_index_that_the_manifest_does_not_list_is_made_anew(folder: Path) -> Non
     assert ShardIndex.from_bytes(path.read_bytes(), where=str(path)).keys == index.keys
 
 
-def test_index_of_links_that_point_to_other_shards_is_made_anew(tmp_path: Path) -> None:
-    """The shards are as large as those before, and older than the index; only the links are new."""
-    folder = tmp_path / "links"
-    folder.mkdir()
-    releases = [
-        write_shards(tmp_path / release, make_samples([(30, 30)] * 12, first=first), per_shard=3)
-        for release, first in (("v1", 0), ("v2", 50))
-    ]
-    manifests = []
-    for release in releases:
-        for name in NAMES:
-            (folder / name).unlink(missing_ok=True)
-            (folder / name).symlink_to(release / name)
-        wait_for_clock(folder)
-        manifests.append(index_shards(resolve_shards(folder, endpoint=None)))
-    assert manifests[0].shard_bytes.tolist() == manifests[1].shard_bytes.tolist()
-    assert (
-        manifests[1].checksums.tolist() == DataSet(name_shards(releases[1], endpoint=None)).manifest.checksums.tolist()
-    )
-
-
-def test_the_advice_of_verify_mends_an_index_that_the_manifest_lists(folder: Path) -> None:
-    """An older release may have read a photo's header wrongly: nothing but the shard itself tells."""
-    path = folder / index_name(NAMES[1])
-    index = ShardIndex.from_bytes(path.read_bytes(), where=str(path))
-    photos = {name: replace(photo, height=photo.height + 1) for name, photo in index.photos.items()}
-    path.write_bytes(replace(index, photos=photos).to_bytes())
-    merge_indexes(resolve_shards(folder, endpoint=None))
-    verified = ("verify", folder, "--decoder", "pillow", "--workers", "1")
-    found = call_prep(*verified)
-    assert found.exit_code == 1
-    assert "dali-pipes prep index URL --anew" in found.output
-    run_prep("index", folder, "--anew")
-    run_prep(*verified)
-
-
-def test_index_of_a_bucket_goes_on_by_the_checksums_of_the_cluster(folder: Path, bucket: AisStore) -> None:
-    before: list[int] = []
-    fill(bucket, *(folder / name for name in NAMES))
-    shards = ShardSet(store=bucket, names=NAMES)
-    index_part(shards, JobPart(number=1, total=2))
-    bucket.write(NAMES[0], (folder / NAMES[1]).read_bytes())  # of the same size, or not: other bytes
-    index_shards(shards, on_before=before.append)
-    assert before == [1]
-    found = bucket.read("s-manifest.safetensors")
-    index_shards(shards, anew=True)
-    assert bucket.read("s-manifest.safetensors") == found
-
-
-def test_times_that_aistore_lists_as_s3_are_not_believed(
-    folder: Path, bucket: AisStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are those of the last reading: a shard index that was read is newer than the shard that was replaced."""
-    pytest.importorskip("obstore", reason="reads s3:// without AIStore")
-    fill(bucket, *folder.iterdir())
-    for variable, value in {
-        "AWS_ENDPOINT_URL": f"{bucket.endpoint}/s3/",
-        "AWS_ACCESS_KEY_ID": "any",
-        "AWS_SECRET_ACCESS_KEY": "any",
-        "AWS_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(variable, value)
-    listed = open_store(f"s3://{bucket.bucket}/s-", endpoint=None)[0].list("s-")
-    assert [entry.name for entry in listed] == sorted(path.name for path in folder.iterdir())
-    assert {entry.written_ns for entry in listed} == {None}
-
-
 # --- what verify and info say -----------------------------------------------------------------------------------------
 
 
@@ -263,52 +150,18 @@ def test_verify_and_info_name_missing_shards_and_those_beyond_the_manifest(folde
     found = json.loads(done.stdout)
     assert (done.exit_code, found["num_shards"], found["num_samples"]) == (1, 3, 9)
     assert (found["missing"], found["beyond"]) == ([missing], [beyond])
-    assert "1 shard missing, which should be there" in call_prep("info", folder).stdout
     done = call_prep(*verified, "--json")
     found = json.loads(done.stdout)
     assert (done.exit_code, found["num_shards"], found["num_samples"]) == (1, 3, 9)
     assert [(one["kind"], one["shard"]) for one in found["findings"]] == [("gone", missing), ("beyond", beyond)]
-    text = call_prep(*verified).stdout
-    assert "1  shards that should be there and are not" in text
-    assert "1  shards that the manifest does not list" in text
-    assert "nothing is wrong" not in text
 
 
-def test_view_leaves_missing_shards_out_if_it_may(folder: Path, tmp_path: Path) -> None:
+def test_view_leaves_missing_shards_out_if_it_may_and_what_writes_samples_does_not(
+    folder: Path, tmp_path: Path
+) -> None:
     (folder / LACKING).unlink()
     refuse("view", folder, tmp_path / "a.png", expect=LACKING)
     assert json_of_prep("view", folder, tmp_path / "a.png", "--allow-missing")["num_matching"] == 9
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("shuffle", "{in}"),
-        ("transform", "{in}", "{out}", "--function", "pets"),
-        ("pack", "tars", "{in}", "{out}", "--max-count", "5"),
-    ],
-)
-def test_commands_that_write_samples_refuse_to_lose_those_of_a_missing_shard(
-    folder: Path, tmp_path: Path, command: tuple[str, ...]
-) -> None:
-    (folder / LACKING).unlink()
-    paths = {"{in}": folder, "{out}": tmp_path / "out"}
-    refuse(*(paths.get(word, word) for word in command), expect=f"no shard '{folder}/{LACKING}'")
+    refuse("shuffle", folder, expect=LACKING)
+    refuse("transform", folder, tmp_path / "out", "--function", "pets", expect=LACKING)
     assert not (tmp_path / "out").exists()
-    assert not list(folder.glob("shuffled-*"))
-
-
-def test_index_reads_the_names_of_all_shards_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop over all names for each shard would take hours for a hundred thousand shards."""
-    num_calls = 0
-
-    def counted(names: Sequence[str]) -> str:
-        nonlocal num_calls
-        num_calls += 1
-        return shared_prefix(names)
-
-    for number in range(300):
-        write_tar(tmp_path / f"s-{number:06d}.tar", [Sample(f"k{number}", {"txt": b"1"})])
-    monkeypatch.setattr("dali_pipes.store.shard_set.shared_prefix", counted)
-    index_shards(resolve_shards(tmp_path, endpoint=None))
-    assert 0 < num_calls < 20

@@ -63,28 +63,3 @@ def test_verify_view_info_and_bench_take_the_same_components(mixed: tuple[Path, 
     assert {name: one["is_mask"] for name, one in told.items()} == dict.fromkeys(KINDS, False) | masks
     photo, found_mask = find_components(resolve_shards(shards, endpoint=None), photo=None, mask=None)
     assert (set(photo.split(";")), found_mask or "") == (set(KINDS), mask)
-
-
-def test_recoding_resizes_all_photos(mixed: tuple[Path, str], tmp_path: Path) -> None:
-    options = ["--short-side", "20", *(["--masks", "nearest"] if mixed[1] else [])]
-    call("recode", mixed[0], tmp_path / "small-", *options)
-    call("index", tmp_path / "small-")
-    told = json.loads(call("info", tmp_path / "small-", "--json"))["photos"]
-    assert {one["short_side"]["greatest"] for one in told.values()} == {20}
-
-
-def test_a_png_beside_some_photos_is_a_mask_for_all(tmp_path: Path) -> None:
-    """Where not each sample has one of the alternatives: loader, verify, page and info say that `jpg` is missing."""
-    samples = [
-        Sample(f"k{number}", {kind: photo(kind, number) for kind in kinds})
-        for number, kinds in enumerate([("jpg",)] * 6 + [("png",)] * 2 + [("jpg", "png")])
-    ]
-    shards = write_shards(tmp_path / "set", samples, per_shard=9)
-    with pytest.raises(dp.DataError, match=r"no component 'jpg'"):
-        dp.loader(str(shards), dp.classification_eval(resize=32, crop=32), batch_size=4, device="cpu")
-    report = json.loads(call("verify", shards, "--json", code=1))
-    assert report["counts"] == {"missing": 2, "mask": 3}
-    page = json.loads(call("view", shards, "-o", tmp_path / "page.html", "--json"))
-    assert page["bad"] == {"missing": 2}
-    told = json.loads(call("info", shards, "--json"))["photos"]
-    assert {name: one["is_mask"] for name, one in told.items()} == {"jpg": False, "png": True}

@@ -229,14 +229,14 @@ def test_compressed_shards_are_told_at_once(path: str, fill: Filler, capfd: pyte
 # A terminal
 
 
-def _on_a_terminal(*arguments: str, both: bool) -> str:
-    """What a command writes to a terminal: of stderr, and with ``both`` of stdout, too."""
+def _on_a_terminal(*arguments: str) -> str:
+    """What a command writes to a terminal."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 100))
     variables = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     with subprocess.Popen(
         [sys.executable, "-m", "dali_pipes", *arguments],
-        stdout=theirs if both else subprocess.DEVNULL,
+        stdout=theirs,
         stderr=theirs,
         stdin=subprocess.DEVNULL,
         env=variables,
@@ -253,26 +253,17 @@ def _on_a_terminal(*arguments: str, both: bool) -> str:
     return b"".join(parts).decode()
 
 
-def test_bars_have_rate_and_time_left_on_a_terminal_and_nowhere_else(
-    fill: Filler, capfd: pytest.CaptureFixture[str]
-) -> None:
-    arguments = fill("prep index", RUNS["prep index"])
-    drawn = _on_a_terminal(*arguments, both=False)
-    # 100%|####| 1.2M/1.2M [00:00<00:00, 90MB/s]
-    assert re.search(r"index: +100%.*\[[0-9:]+<[0-9:]+, .*B/s\]", drawn), drawn
-    assert _on_a_terminal(*arguments, "--json", both=False) == ""
-    assert main(arguments) == 0
-    assert capfd.readouterr().err == ""
-
-
-def test_colours_are_for_a_terminal(fill: Filler, capfd: pytest.CaptureFixture[str]) -> None:
+def test_colours_and_bars_are_for_a_terminal(fill: Filler, capfd: pytest.CaptureFixture[str]) -> None:
     """That wants them: tests/dali_pipes/commands/test_output.py."""
     arguments = fill("prep verify", RUNS["prep verify"])
-    written = _on_a_terminal(*arguments, both=True)
+    written = _on_a_terminal(*arguments)
     assert "\x1b[32m" in written
     assert "nothing is wrong with" in written
+    assert re.search(r"verify: +100%.*\[[0-9:]+<[0-9:]+, .*/s\]", written), written
     assert main(arguments) == 0
-    assert "\x1b" not in capfd.readouterr().out
+    said = capfd.readouterr()
+    assert "\x1b" not in said.out
+    assert said.err == ""
 
 
 def test_embedded_serves_until_ctrl_c(tmp_path: Path) -> None:

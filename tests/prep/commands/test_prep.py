@@ -19,27 +19,6 @@ def photos(tmp_path: Path) -> Path:
     return class_folders(tmp_path / "photos", {"cat": 6, "dog": 6})
 
 
-def test_prep_packs_shuffles_and_indexes_in_a_bucket(photos: Path, node: str, tmp_path: Path) -> None:
-    """The path that the README shows, each command ending in one line."""
-    line = run_prep("pack", "imagefolder", photos, "ais://walk", "--max-count", "5", "--endpoint", node).stdout
-    assert re.fullmatch(
-        r"wrote 3 shards, 12 samples, \d+\.\d KiB in \d+\.\d s -> ais://walk/samples-\{000000\.\.000002\}\.tar\n", line
-    )
-    line = run_prep("shuffle", "ais://walk/samples-", "--seed", "7", "--endpoint", node).stdout
-    assert re.fullmatch(
-        r"shuffled 3 shards into \d shards?, 12 samples, \d+\.\d KiB in \d+\.\d s, verified"
-        r" -> ais://walk/shuffled-.*\.tar\n",
-        line,
-    )
-    line = run_prep("index", "ais://walk/shuffled-", "--endpoint", node).stdout
-    assert re.fullmatch(
-        r"indexed \d shards?, 12 samples, .* in .* s -> ais://walk/shuffled-manifest\.safetensors\n", line
-    )
-    found = json_of_prep("index", "ais://walk/shuffled-", "--endpoint", node)
-    assert found["classes"] == {"0": "cat", "1": "dog"}
-    assert found["components"] == {"cls": 12, "jpg": 12}
-
-
 def test_prep_without_endpoint_runs_an_embedded_node_each_time(photos: Path, tmp_path: Path) -> None:
     """What one command stored is there for the next. One node serves both sides of a command."""
     options = ("--embedded-dir", tmp_path / "node")

@@ -26,18 +26,6 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def test_shuffle_of_a_directory_needs_no_cluster(directory: Path, closed_port: int) -> None:
-    endpoint = f"http://127.0.0.1:{closed_port}"
-    line = _run(directory, "--seed", "7", "--endpoint", endpoint).stdout
-    assert re.fullmatch(
-        rf"shuffled 3 shards into 3 shards, 25 samples, .* KiB in .* s, verified -> {directory}/shuffled-"
-        r"\{000000\.\.000002\}\.tar\n",
-        line,
-    )
-    again = _run(directory / "samples-", "--seed", "7").stdout
-    assert "verified (3 of the shards were there already) -> " in again
-
-
 def test_an_output_that_is_named_as_an_input_is_told(directory: Path) -> None:
     match = r"matches no \.tar.*; every URL is an input here, and --output names the output"
     _run(f"{directory}/samples-", f"{directory}/mixed-", expect=StoreError, match=match)
@@ -60,33 +48,6 @@ def test_shuffle_by_split_is_the_same_in_all_epochs(directory: Path) -> None:
         with tarfile.open(directory / f"e{epoch:06d}-shuffled-val-000000.tar") as archive:
             keys.append({name.partition(".")[0] for name in archive.getnames()})
     assert keys[0] == keys[1] != set()
-
-
-def test_shuffle_by_a_key_map_drops_only_when_asked(directory: Path, tmp_path: Path) -> None:
-    (tmp_path / "map.json").write_text('{"few-{0..9}.tar": ["folder/0001", "^folder/000[4-6]"]}')
-    arguments = (directory, "--shard-bytes", "1GiB", "--ekm", tmp_path / "map.json")
-    _run(*arguments, expect=DataError, match=r"key map '.*map\.json': names no shard for 21 of 25 keys: 'folder/0000'")
-    line = _run(*arguments, "--drop-unmapped").stdout
-    assert "1 shard, 4 samples" in line
-    assert "(left out 21 samples that the key map lacks)" in line
-    assert line.endswith(f"{directory}/few-0.tar\n")
-
-
-def test_shuffle_by_a_key_map_says_what_is_wrong_with_it(
-    directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    key_map = tmp_path / "map.json"
-    key_map.write_text('{"few-{0..0}.tar": ["^folder/"]}')
-    names = r"key map '.*map\.json': number of shards .* exceeds .* \(1\); name more there, or take larger shards"
-    _run(directory, "--shard-bytes", "1KiB", "--ekm", key_map, expect=DataError, match=names)
-    key_map.write_text('{"few-{0..9}.tar": ["folder/0001", "folder/1", "folder/0001.cls"]}')
-    _run(directory, "--ekm", key_map, "--drop-unmapped")
-    assert caplog.messages == [f"key map '{key_map}': no sample for 1 of its 3 keys: 'folder/1'"]
-    key_map.write_text('{"few-{0..9}.tar": ["folder/0002"]}')
-    there = (
-        f"'{directory}' holds 1 shards already, from 'few-0.tar'; --overwrite replaces them, or name others in key map"
-    )
-    _run(directory / "samples-", "--ekm", key_map, "--drop-unmapped", expect=StoreError, match=re.escape(there))
 
 
 def test_shuffle_dry_run_prints_the_spec_and_the_shards(node: str, bucket: AisStore) -> None:
@@ -112,28 +73,16 @@ def test_shuffle_dry_run_prints_the_spec_and_the_shards(node: str, bucket: AisSt
     assert bucket.list("shuffled-") == []
 
 
-def test_shuffle_dry_run_tells_of_shards_that_are_there(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shards = directory / "samples-"
-    _run(shards)
-    _run(shards, "--dry-run", "--overwrite")
-    assert caplog.messages == []
-    _run(shards, "--dry-run", "--seed", "1")
-    there = f"3 shards are there already, from '{directory}/shuffled-000000.tar': if they are not as planned"
-    assert [message.startswith(there) for message in caplog.messages] == [True]
-
-
 def test_shuffle_dry_run_as_a_spec_does_the_same(node: str, bucket: AisStore, tmp_path: Path) -> None:
     """What --dry-run prints is a spec that --spec and `ais start dsort -f` take; settings of the cluster stay in it."""
     pack(make_source(25), store=bucket, max_count=10)
     found = _json(f"{bucket.url}/samples-", "--seed", "3", "--dry-run", "--endpoint", node)
-    for change in (
-        {"algorithm": {"kind": "content", "extension": ".cls", "content_key_type": "int", "decreasing": False}},
-        {"algorithm": {"kind": "alphanumeric", "decreasing": True}, "output_extension": ".tgz"},
-        {"input_format": {"objnames": ["samples-000002.tar", "samples-000000.tar"]}, "max_mem_usage": "60%"},
-    ):
-        (tmp_path / "spec.json").write_text(json.dumps(found["spec"] | change))
-        sent = _json("--spec", tmp_path / "spec.json", "--dry-run", "--endpoint", node)["spec"]
-        assert sent == found["spec"] | change
+    changed = found["spec"] | {
+        "algorithm": {"kind": "content", "extension": ".cls", "content_key_type": "int", "decreasing": False},
+        "max_mem_usage": "60%",
+    }
+    (tmp_path / "spec.json").write_text(json.dumps(changed))
+    assert _json("--spec", tmp_path / "spec.json", "--dry-run", "--endpoint", node)["spec"] == changed
     for engine, prefix in (("dsort", "shuffled-"), ("exchange", "again-")):
         spec = found["spec"] | {"output_format": found["spec"]["output_format"].replace("shuffled-", prefix)}
         (tmp_path / "spec.json").write_text(json.dumps(spec))

@@ -12,8 +12,6 @@ import pytest
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
 from prep.pack.target import CopiedTarget
 from prep.sources.record import Record, Source
 from tests.programs import start_python
@@ -31,22 +29,6 @@ def _pack(store: Store, copy: Path, *, count: int = 10, seed: int = 0, overwrite
     return report.num_written, report.num_copied
 
 
-def test_copy_has_the_bytes_of_what_is_uploaded(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under the same names, with the class table: a data set of its own. Without asking for it there is none."""
-    monkeypatch.setattr("prep.pack.target.MIN_SHARED_BYTES", 0)
-    copy = tmp_path / "copy"
-    assert _pack(store, copy) == (3, 3)
-    assert _contents(LocalStore(copy)) == _contents(store)
-    files = {path.name: path.stat().st_mode & 0o777 for path in copy.rglob("*") if path.is_file()}
-    names = ("x-000000.tar", "x-000001.tar", "x-000002.tar", "x-classes.json", "x-written.json")
-    assert files == dict.fromkeys(names, 0o644)
-    manifest = index_shards(resolve_shards(copy / "a", endpoint=None))
-    assert (manifest.num_samples, manifest.classes) == (10, {0: "zero", 1: "one", 2: "two"})
-    report = pack(make_source(10), store=store, prefix="b/x-")
-    assert (report.copy, report.num_copied) == (None, 0)
-    assert not (copy / "b").exists()
-
-
 def test_copy_that_is_run_again_has_what_was_lacking_written_where_it_was(store: Store, tmp_path: Path) -> None:
     """Nothing twice; what one side lost, to that side alone; a copy that is asked for later."""
     assert pack(make_source(10), store=store, prefix="a/x-", max_count=4).num_written == 3
@@ -60,24 +42,6 @@ def test_copy_that_is_run_again_has_what_was_lacking_written_where_it_was(store:
     assert _pack(store, copy) == (1, 2)
     assert (copy / "a" / "x-000000.tar").stat() == before
     assert _contents(LocalStore(copy)) == _contents(store)
-
-
-def test_copy_where_other_shards_are_is_refused_or_replaced(store: Store, tmp_path: Path) -> None:
-    """Before anything is written, on either side; what described them goes with them."""
-    copy = tmp_path / "copy"
-    pack(make_source(14, seed=1), store=LocalStore(copy), prefix="a/x-", max_count=4)
-    index_shards(resolve_shards(copy / "a", endpoint=None))
-    others = _contents(LocalStore(copy))
-    with pytest.raises(StoreError, match=rf"'{copy}/a/x-' holds shards of another pack: 'a/x-000003\.tar'"):
-        _pack(store, copy)
-    (copy / "a" / "x-000003.tar").unlink()
-    with pytest.raises(StoreError, match=rf"'{copy}/a/x-' holds shards with other content: 'a/x-000000\.tar'"):
-        _pack(store, copy, count=12)
-    assert _contents(LocalStore(copy)) == {name: others[name] for name in others if name != "a/x-000003.tar"}
-    assert not isinstance(store, LocalStore) or not store.directory.exists()
-    assert _pack(store, copy, overwrite=True) == (3, 3)
-    kept = {"a/x-000003.index.safetensors": others["a/x-000003.index.safetensors"]}
-    assert _contents(LocalStore(copy)) == _contents(store) | kept
 
 
 def test_copy_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

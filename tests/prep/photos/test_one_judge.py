@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from dali_pipes.data_set import indexing
 from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules, read_whole_photo_header
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
@@ -97,16 +96,6 @@ def test_pack_and_verify_judge_a_photo_as_loaders_do(judged: tuple[dict[str, str
     assert (expected is None) == (name in ALLOWED)
     for texts in judged:
         assert texts[name].startswith(expected) if expected else name not in texts, texts.get(name)
-
-
-def test_verify_compares_the_index_with_the_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loader refuses a photo of another size than its index says."""
-    monkeypatch.setattr(indexing, "read_whole_photo_header", lambda data: PhotoHeader("JPEG", 10, 10))
-    write_shards(tmp_path, [Sample(key, {"jpg": ALLOWED["jpeg"]}) for key in "ab"], per_shard=2)
-    monkeypatch.undo()
-    report = verify(resolve_shards(tmp_path, endpoint=None), workers=1, decoder="pillow")
-    (finding,) = (finding for finding in report.findings if finding.kind == "index")
-    assert "says something else than the shard holds; index the shards anew" in finding.text
 
 
 def test_decoders_agree_on_cut_and_odd_photos() -> None:

@@ -12,7 +12,6 @@ import webdataset
 from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
 from prep.sources.hf import find_parquet, read_schema
-from tests.prep.commands.calls import json_of_prep
 from tests.shards import encode_mask, encode_photo, hf, pack
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -117,15 +116,6 @@ def test_row_without_a_photo_is_named_and_left_out_when_asked(tmp_path: Path) ->
         pack(source, store=LocalStore(tmp_path / "out"))
     report = pack(source, store=LocalStore(tmp_path / "out"), on_bad="skip")
     assert (report.num_samples, len(report.skipped)) == (3, 2)
-
-
-def test_files_of_splits_have_them_in_their_keys(tmp_path: Path) -> None:
-    """So that nobody trains on test photos by accident, and --by folder separates them."""
-    for number, split in enumerate(("train", "test")):
-        write_hf(tmp_path / "in" / "data" / f"{split}-00000-of-00001.parquet", _rows(3, first=3 * number))
-    assert json_of_prep("pack", "hf", tmp_path / "in", tmp_path / "out")["num_samples"] == 6
-    found = json_of_prep("shuffle", tmp_path / "out" / "samples-", "--by", "folder")
-    assert found["shards"] == ["shuffled-test-000000.tar", "shuffled-train-000000.tar"]
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:

@@ -10,9 +10,6 @@ import pytest
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
-from prep.left_out import MaxBad
 from prep.sources.folders import imagefolder, pets, photo_folder
 from prep.sources.record import Source
 from tests.prep.commands.calls import run_prep
@@ -113,24 +110,6 @@ def test_imagefolder_skips_and_names_what_is_no_photo(tmp_path: Path) -> None:
         "a/notes.txt: .txt: not a photo by its extension",
     ]
     assert source.classes == {0: "a"}  # an empty class has no id
-
-
-def test_class_ids_count_the_classes_that_have_samples(tmp_path: Path) -> None:
-    """An empty folder, and a class whose photos are all bad, are named, and leave no gap; only bad photos are bad."""
-    write_photos(tmp_path / "in", "a/1.jpg", "c/1.jpg", "d/1.jpg", "e/1.jpg")
-    (tmp_path / "in" / "b").mkdir()
-    (tmp_path / "in" / "d" / "1.jpg").write_bytes(b"none")
-    source = imagefolder(tmp_path / "in")
-    assert source.classes == {0: "a", 1: "c", 2: "d", 3: "e"}
-    assert [record.label for record in source.records] == [0, 1, 2, 3]
-    report = pack(source, store=LocalStore(tmp_path / "out"), on_bad="skip", max_bad=MaxBad.parse("1"))
-    assert report.classes == {0: "a", 1: "c", 2: "e"}
-    assert report.noted == (
-        "b: no photo in this class",
-        "d: no record of this class is left, so it has no class id",
-    )
-    manifest = index_shards(resolve_shards(tmp_path / "out", endpoint=None))
-    assert (manifest.classes, manifest.labels) == ({0: "a", 1: "c", 2: "e"}, {"min": 0, "max": 2})
 
 
 @pytest.mark.parametrize(

@@ -32,21 +32,16 @@ def _resolve(store: Store, prefix: str = "samples-") -> Any:
     return resolve_shards(f"{store.url}/{prefix}", endpoint=getattr(store, "endpoint", None))
 
 
-@pytest.mark.parametrize(("max_count", "jobs"), [(1, 1), (7, 2)])
 def test_tars_keep_samples_order_bytes_and_classes(
-    store: Store, tmp_path: Path, max_count: int, jobs: int, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prep.pack.target.MIN_SHARED_BYTES", 0)
     shards = _resolve(store)
-    source = tars(shards, jobs=jobs)
-    assert source.classes == {0: "zero", 1: "one", 2: "two"}
+    source = tars(shards, jobs=2)
     out = LocalStore(tmp_path / "out")
-    report = pack(source, store=out, max_count=max_count, jobs=jobs)
-    assert len(report.shards) == -(-23 // max_count)
-    before = _members(store, shards.names)
-    assert _members(out, report.shards) == before
-    assert report.num_written == len(report.shards)
-    assert pack(source, store=out, max_count=max_count, jobs=jobs).num_written == 0
+    report = pack(source, store=out, max_count=7, jobs=2)
+    assert (len(report.shards), report.num_written) == (4, 4)
+    assert _members(out, report.shards) == _members(store, shards.names)
     manifest = index_shards(resolve_shards(tmp_path / "out", endpoint=None))
     assert (manifest.num_samples, manifest.classes) == (23, {0: "zero", 1: "one", 2: "two"})
 
@@ -58,14 +53,14 @@ def _compress(store: Store, ending: str) -> None:
         store.delete(entry.name)
 
 
-@pytest.mark.parametrize(("ending", "max_count"), [(".tgz", 2), (".tar.gz", 100)])
+@pytest.mark.parametrize("ending", [".tgz", ".tar.gz"])
 def test_tars_that_are_compressed_give_the_same_shards(
-    store: Store, tmp_path: Path, ending: str, max_count: int, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By prefix, by range and as a list; by processes, and compared when it is run again."""
     monkeypatch.setattr("prep.pack.target.MIN_SHARED_BYTES", 0)
     plain, out = LocalStore(tmp_path / "plain"), LocalStore(tmp_path / "out")
-    shards = pack(tars(_resolve(store)), store=plain, max_count=max_count, jobs=1).shards
+    shards = pack(tars(_resolve(store)), store=plain, max_count=2, jobs=1).shards
     _compress(store, ending)
     endpoint = getattr(store, "endpoint", None)
     names = [f"{store.url}/samples-{number:06d}{ending}" for number in range(8)]
@@ -73,7 +68,7 @@ def test_tars_that_are_compressed_give_the_same_shards(
         jobs = 1 if number else 2
         source = tars(resolve_shards(urls, endpoint=endpoint, compressed=True), jobs=jobs)
         assert source.classes == {0: "zero", 1: "one", 2: "two"}
-        report = pack(source, store=out, max_count=max_count, jobs=jobs)
+        report = pack(source, store=out, max_count=2, jobs=jobs)
         assert (report.shards, report.num_written) == (shards, 0 if number else len(shards))
     assert [out.read(name) for name in shards] == [plain.read(name) for name in shards]
 

@@ -1,6 +1,5 @@
 """`prep add`: a version beside the old ones, made without reading what is there."""
 
-import io
 import re
 from collections import Counter
 from dataclasses import replace
@@ -8,23 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from dali_pipes.errors import DataError, PipesError, StoreError
 from dali_pipes.formats.names import columns_name, manifest_name, version_name
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from prep.left_out import MaxBad
-from prep.pack.pack import open_target
-from prep.recode.photos import Recoding
-from prep.sources.folders import imagefolder
 from prep.sources.record import Record, Source
 from prep.versions.add import add
 from prep.versions.fit import fit_classes
-from tests.prep.commands.calls import run_prep
 from tests.prep.versions.sets import Place, class_folders, make_set
-from tests.shards import Sample, pack, photo_bytes, write_tar
+from tests.shards import Sample, photo_bytes, write_tar
 
 OLD_KEYS = [f"{name}/{row:03d}" for name in ("cat", "dog", "owl") for row in range(2)]
 NEW_KEYS = ["bee/050", "dog/050"]
@@ -58,41 +51,6 @@ def test_add_gives_a_version_beside_the_old_one(place: Place, more: Path) -> Non
         place.open("@3")
 
 
-def test_samples_that_were_removed_can_be_added_again(
-    local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """By key, with some of the shards, and with all samples of a shard, which the data set still lists."""
-    bees = class_folders(tmp_path / "bees", {"bee": 3}, first=50)
-    keys = [*OLD_KEYS, "bee/050", "bee/051", "bee/052"]
-    local.add(bees, max_count=1)
-    local.add(bees, max_count=1)
-    local.remove("bee/050")
-    assert "come back" not in caplog.text
-    assert local.add(bees, max_count=1, compare_keys=False).num_samples == 9  # the keys are compared all the same
-    assert "1 samples that an earlier run added were removed since; they come back" in caplog.text
-    local.remove(shards=[local.newest().manifest.names[-2]])
-    assert local.add(bees, max_count=1).num_samples == 9
-    assert sorted(local.keys()) == sorted(keys)
-    local.remove(*keys[6:])
-    for _ in range(2):  # the second one finds what the first one did
-        assert local.add(bees, max_count=1).num_samples == 9
-    assert local.keys() == keys
-    assert len(set(local.newest().manifest.names)) == local.newest().manifest.num_shards
-
-
-def test_a_bad_record_in_a_folder_that_grows(local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its share is one of all records: the others are known from the second time on."""
-    folder = class_folders(tmp_path / "grows", {"bee": 19}, first=50)
-    (folder / "bee" / "bad.jpg").write_bytes(b"none")
-    options: dict[str, Any] = {"on_bad": "skip", "skip_known": True, "max_bad": MaxBad.parse("10%")}
-    assert local.add(folder, **options).num_samples == 25
-    assert local.add(folder, **options).packed is None
-    (folder / "bee" / "bad.jpg").rename(folder / "bee" / "worse.jpg")  # others than the first time
-    again = local.add(folder, **options)
-    assert (again.packed, again.num_known) == (None, 19)
-    assert "no record is left to pack; bee/worse: jpg holds no photo" in caplog.text
-
-
 class Reads:
     """Counts the bytes that a directory's store reads, by object."""
 
@@ -114,11 +72,8 @@ class Reads:
         patch.setattr(LocalStore, "file", lambda *_, **__: pytest.fail("a shard is read again"))
 
 
-@pytest.mark.parametrize("compare_keys", [True, False])
-def test_adding_one_percent_reads_one_percent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compare_keys: bool
-) -> None:
-    """Of a hundred shards none is read, nor their indexes: only the new one, the manifest, and maybe the keys.
+def test_adding_one_percent_reads_one_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hundred shards none is read, nor their indexes: only the new one, the manifest, and the keys.
 
     Of the data set beside it, manifest and column file are read to compare keys, and no shard.
     """
@@ -133,69 +88,50 @@ def test_adding_one_percent_reads_one_percent(
     source = Source(name="one", records=[Record(key="new", components={"txt": b"two"}, label=None)], classes={})
     old = place.newest()
     reads = Reads(monkeypatch)
-    report = add(source, old, compare_keys=compare_keys, max_count=1, jobs=1)
+    report = add(source, old, max_count=1, jobs=1)
     assert report.packed is not None
     assert (report.num_shards, report.num_samples, report.version) == (101, 101, 2)
-    small = {manifest_name("s-"), version_name("s-", 2)}
-    if compare_keys:
-        small |= {columns_name("s-"), manifest_name("val-"), columns_name("val-")}
+    small = {*map(manifest_name, ("s-", "val-")), *map(columns_name, ("s-", "val-")), version_name("s-", 2)}
     assert set(reads.bytes) == {*report.packed.shards, *small}
     read = sum(number for name, number in reads.bytes.items() if name.endswith(".tar"))
     assert read == report.packed.num_bytes
     assert read <= 0.01 * sum(place.newest().manifest.shard_bytes.tolist())
 
 
-def test_known_keys_are_refused_or_left_out(place: Place, tmp_path: Path, more: Path) -> None:
-    place.add(more)
+def test_known_keys_are_refused_or_left_out(local: Place, tmp_path: Path, more: Path) -> None:
+    local.add(more)
     grown = class_folders(tmp_path / "grown", {"dog": 3, "owl": 1})
-    before = place.objects()
-    assert place.add(more).packed is None  # the command may be run again
-    assert place.objects() == before
+    before = local.objects()
+    assert local.add(more).packed is None  # the command may be run again
     with pytest.raises(DataError, match=r"has 3 of the 4 keys .*'dog/000', 'dog/001'.*--known skip"):
-        place.add(grown)
-    assert place.objects() == before
-    report = place.add(grown, skip_known=True)
-    assert (report.version, report.num_known, report.num_samples) == (3, 3, 9)
-    assert place.keys()[-1] == "dog/002"
-    again = place.add(grown, skip_known=True)
-    assert (again.version, again.num_known, again.packed) == (3, 4, None)
+        local.add(grown)
+    assert local.objects() == before
+    for num_known in (3, 4):
+        report = local.add(grown, skip_known=True)
+        assert (report.version, report.num_known, report.num_samples) == (3, num_known, 9)
+    local.remove("dog/002")
+    assert local.add(grown, skip_known=True).num_samples == 9  # what was removed counts as new
+    assert local.keys()[-1] == "dog/002"
 
 
-def test_keys_of_a_data_set_beside_it_are_refused_or_left_out(place: Place, tmp_path: Path, more: Path) -> None:
-    """Photos that a split holds out, for example; samples removed there, and packs without index, are free."""
-
-    def other(prefix: str) -> Place:
-        return Place(f"{place.url.removesuffix('s-')}{prefix}", place.endpoint)
-
-    val = make_set(class_folders(tmp_path / "val", {"eel": 3, "cat": 1}), other("val-"))
+def test_keys_of_a_data_set_beside_it_are_refused_or_left_out(local: Place, tmp_path: Path) -> None:
+    """Photos that a split holds out, for example; samples removed there are free."""
+    val = make_set(class_folders(tmp_path / "val", {"eel": 3, "cat": 1}), Place(f"{tmp_path}/set/val-", None))
     val.remove("eel/002")
-    store, prefix = open_target(other("raw-").url, endpoint=place.endpoint)
-    pack(imagefolder(more), store=store, prefix=prefix)
     grown = class_folders(tmp_path / "grown", {"eel": 3})
-    class_folders(tmp_path / "grown", {"bee": 1}, first=50)
-    before = place.objects()
-    found = r"are in other data sets .*val-' has 2 \('eel/000'\).*--known skip.*--shared-keys"
-    with pytest.raises(DataError, match=found):
-        place.add(grown)
-    assert place.objects() == before
-    report = place.add(grown, skip_known=True)
-    assert (report.num_known, report.num_samples, list(report.elsewhere.values())) == (0, 8, [2])
-    assert next(iter(report.elsewhere)).endswith("/val-")
-    assert place.keys() == [*OLD_KEYS, "bee/050", "eel/002"]
-    again = place.add(grown, skip_known=True)
-    assert (again.packed, again.num_known, list(again.elsewhere.values())) == (None, 2, [2])
-    if place.endpoint is None:
-        said = run_prep("add", grown, place.url, "--known", "skip").stdout
-        assert re.search(
-            r"^nothing to add: all keys are known, 2 of them in '.*val-'; '.*s-@2' has 4 shards, 8 samples", said
-        )
-    place.add(class_folders(tmp_path / "e0", {"eel": 1}), shares_keys=True)
-    place.add(class_folders(tmp_path / "e1", {"eel": 1}, first=1), compare_keys=False)
-    assert place.keys()[-2:] == ["eel/000", "eel/001"]
+    with pytest.raises(DataError, match=r"in other data sets .*val-' has 2 \('eel/000'\).*--known skip.*--shared-keys"):
+        local.add(grown)
+    for _ in range(2):
+        report = local.add(grown, skip_known=True)
+        assert (report.num_samples, report.elsewhere) == (7, {val.url: 2})
+    assert local.keys() == [*OLD_KEYS, "eel/002"]
+    local.add(class_folders(tmp_path / "e0", {"eel": 1}), shares_keys=True)
+    local.add(class_folders(tmp_path / "e1", {"eel": 1}, first=1), compare_keys=False)
+    assert local.keys()[-2:] == ["eel/000", "eel/001"]
 
 
 def test_photos_that_the_data_set_has_under_other_keys_are_told(
-    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By their bytes, and not by their size; removed samples do not count. They are added: it may be meant."""
     folder = class_folders(tmp_path / "again", {"bee": 1, "owl": 1}, first=90)
@@ -204,25 +140,10 @@ def test_photos_that_the_data_set_has_under_other_keys_are_told(
     same_size = bytearray(photo_bytes(0, 40, 30))
     same_size[-9] ^= 1
     (folder / "owl" / "like.jpg").write_bytes(same_size)
-    place.remove("cat/001", "dog/001", "owl/001")
-    assert place.add(folder).num_same_photos == 1
-    assert "1 of 5 added photos are in " in caplog.text
+    local.remove("cat/001", "dog/001", "owl/001")
+    assert local.add(folder).num_same_photos == 1
     assert re.search(r"already, under other keys: 'bee/old' is '\w+/000'; prep remove --key takes them", caplog.text)
-    assert "bee/old" in set(place.keys())
-    others = class_folders(tmp_path / "others", {"eel": 4}, first=0)
-    monkeypatch.setattr("prep.versions.fit.MAX_READ_BYTES", 400_000)  # of three requests
-    caplog.clear()
-    assert 0 < place.add(others).num_same_photos < 4
-    assert "(not all photos were compared: it would take long)" in caplog.text
-
-
-def test_shards_that_cannot_be_read_for_comparison_are_no_error(
-    local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for index in (tmp_path / "set").glob("*.index.safetensors"):
-        index.unlink()
-    assert local.add(class_folders(tmp_path / "eels", {"eel": 1})).num_samples == 7
-    assert "added photos are not compared with those of " in caplog.text
+    assert "bee/old" in set(local.keys())
 
 
 def test_lacking_components_are_refused(local: Place, tmp_path: Path) -> None:
@@ -234,35 +155,9 @@ def test_lacking_components_are_refused(local: Place, tmp_path: Path) -> None:
     assert add(source, local.newest(), any_components=True).num_samples == 7
 
 
-def test_components_are_compared_after_bad_records_are_left_out(local: Place, tmp_path: Path) -> None:
-    """A phone's folder with a .heic file that is none: the other photos are added, without it, and converted."""
-    folder = class_folders(tmp_path / "phone", {"cat": 1}, first=50)
-    (folder / "cat" / "IMG_9.heic").write_bytes(b"none")
-    with Image.open(io.BytesIO(photo_bytes(7, 40, 30))) as photo:
-        photo.save(folder / "cat" / "IMG_1.avif")
-    with pytest.raises(DataError, match=r"lack components .*'jpg' \(2 records\); found: 'avif', 'cls', 'heic'"):
-        local.add(folder, on_bad="keep")
-    assert local.newest().manifest.version == 1
-    recode = Recoding(convert=True)
-    with pytest.raises(DataError, match=r"1 of 3 records .* are bad: .*IMG_9.*--on-bad skip"):
-        local.add(folder, recode=recode)
-    assert local.add(folder, on_bad="skip", recode=recode).num_samples == 8
-    assert local.newest().manifest.components == {"cls": 8, "jpg": 8}
-
-
 def source_of(classes: dict[int, str], *, numbers_classes: bool = False) -> Source:
     records = [Record(key=name, components={}, label=label) for label, name in classes.items()]
     return Source(name="'new'", records=records, classes=classes, numbers_classes=numbers_classes)
-
-
-def test_classes_keep_their_ids(local: Place) -> None:
-    manifest = replace(local.newest().manifest, classes={4: "cat", 7: "dog"})
-    fitted = fit_classes(source_of({0: "ant", 1: "dog", 2: "eel"}, numbers_classes=True), manifest, url="x")
-    assert fitted.classes == {4: "cat", 7: "dog", 8: "ant", 9: "eel"}
-    assert [record.label for record in fitted.records] == [8, 7, 9]
-    fixed = fit_classes(source_of({4: "cat", 1: "ant"}), manifest, url="x")
-    assert fixed.classes == {1: "ant", 4: "cat", 7: "dog"}
-    assert [record.label for record in fixed.records] == [4, 1]
 
 
 @pytest.mark.parametrize(
@@ -285,17 +180,6 @@ def test_new_classes_mean_the_same_in_data_sets_beside(
     assert fit_classes(source, manifest, url="x", beside=others).classes == expected
 
 
-def test_added_classes_mean_the_same_in_a_split(local: Place, tmp_path: Path) -> None:
-    """A class that is added to a data set and another one to the data set beside it have different ids."""
-    beside = make_set(
-        class_folders(tmp_path / "val", {"cat": 1, "dog": 1, "owl": 1}, first=60), Place(f"{tmp_path}/set/val-", None)
-    )
-    local.add(class_folders(tmp_path / "foxes", {"fox": 1}))
-    beside.add(class_folders(tmp_path / "eels", {"eel": 1}))
-    assert [place.newest().manifest.classes.get(3) for place in (local, beside)] == ["fox", None]
-    assert beside.newest().manifest.classes[4] == "eel"
-
-
 @pytest.mark.parametrize(
     ("classes", "known", "expected"),
     [
@@ -310,16 +194,6 @@ def test_classes_that_contradict_are_refused(
     manifest = replace(local.newest().manifest, classes=known)
     with pytest.raises(DataError, match=expected):
         fit_classes(source_of(classes), manifest, url="x")
-
-
-def test_class_ids_that_no_table_has_are_refused(local: Place) -> None:
-    """Of a source that has ids and no names."""
-    source = Source(
-        name="ids", records=[Record(key="x", components={"jpg": photo_bytes(1, 9, 9)}, label=9)], classes={}
-    )
-    with pytest.raises(DataError, match="class id 9 is not in the class table"):
-        add(source, local.newest())
-    assert local.newest().manifest.version == 1
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from bench.engine.options import opened_shards
-from dali_pipes.data_set.find import Mixture
 from dali_pipes.data_set.named import compare_shards, list_shards, name_shards
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import manifest_name
@@ -19,8 +17,8 @@ from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 from prep.sources.folders import imagefolder
 from tests import loaders
-from tests.prep.versions.sets import Place, class_folders, copy_set, make_set
-from tests.shards import Sample, pack, write_tar
+from tests.prep.versions.sets import Place, class_folders, make_set
+from tests.shards import pack
 
 
 def shards_of(url: str, **options: Any) -> tuple[str, ...]:
@@ -47,59 +45,6 @@ def test_a_prefix_a_directory_and_a_glob_name_versions(local: Place, more: Path,
     assert list_shards(f"{url}@1", endpoint=None).names == old
 
 
-def test_numbers_that_leave_out_new_shards_are_said(local: Place, more: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A shard that was written anew has another name, so that numbers or a glob do not stand for it any more."""
-    local.add(more)
-    local.remove("cat/000")
-    local.compact()
-    for url in (local.url, f"{Path(local.url).parent}/*.tar", f"{local.url}00@1"):
-        shards_of(url)
-    assert not caplog.records
-    assert len(shards_of(f"{local.url}0000")) == 2
-    assert "names 2 of 4 shards; shards that were added or written anew have other names" in caplog.text
-
-
-def test_a_bucket_names_versions(bucket: AisStore, tmp_path: Path, more: Path) -> None:
-    place = make_set(class_folders(tmp_path / "old", {"cat": 2}), Place(f"{bucket.url}/in/s-", bucket.endpoint))
-    place.add(more, any_components=True)
-    for url in (f"{bucket.url}/in/s-", f"{bucket.url}/in/", f"{bucket.url}/"):
-        assert len(shards_of(url, endpoint=bucket.endpoint)) == 2
-        assert len(shards_of(f"{url}@1", endpoint=bucket.endpoint)) == 1
-
-
-def test_names_that_end_like_versions(local: Place, tmp_path: Path) -> None:
-    """A directory may be called so. The beginning of shards' names is taken for a version."""
-    copy_set(local, Place(f"{tmp_path}/set@2/s-", None))
-    assert name_shards(f"{tmp_path}/set@2", endpoint=None).store.url == f"{tmp_path}/set@2"
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    write_tar(folder / "x@2-000000.tar", [Sample("a", {"txt": b"1"})])
-    for read in (shards_of, list_shards):
-        with pytest.raises(StoreError, match="there is no manifest, so there are no versions"):
-            read(f"{folder}/x@2", endpoint=None)  # type: ignore[operator]
-    assert shards_of(f"{folder}/x@2-{{000000..000000}}.tar") == ("x@2-000000.tar",)
-
-
-@pytest.mark.parametrize(
-    ("url", "error", "expected"),
-    [
-        ("{}000000.tar@1", ValueError, "a version is one of a data set.*'.*000000.tar' names shards; leave out '@1'"),
-        ("{}{{000000..000001}}.tar@1", ValueError, "names shards"),
-        ("{}@0", StoreError, "matches no .tar"),  # a name, as versions count from 1
-    ],
-)
-def test_shards_have_no_versions(local: Place, url: str, error: type[Exception], expected: str) -> None:
-    with pytest.raises(error, match=expected):
-        name_shards(url.format(local.url), endpoint=None)
-
-
-def test_sets_with_versions_are_named_alone(local: Place, more: Path) -> None:
-    local.add(more)
-    with pytest.raises(ValueError, match="is a data set with versions, and 1 more URLs are named; name it alone"):
-        list_shards([local.url, f"{local.url}000000.tar"], endpoint=None)
-    assert list(Mixture({"old": f"{local.url}@1"}).sets) == ["old"]
-
-
 def test_versions_without_a_newest_are_refused(local: Place, more: Path) -> None:
     """A node that is away takes it from the listing, or somebody deleted it: a listing would mix versions."""
     local.add(more)
@@ -118,17 +63,6 @@ def test_index_and_pack_leave_versions_alone(local: Place, more: Path, tmp_path:
         with pytest.raises(StoreError, match=r"is a data set with versions, 's-manifest@1.safetensors'"):
             pack(imagefolder(more), store=local.store, prefix="s-", overwrite=overwrite)
     assert local.objects() == before
-
-
-def test_a_lost_shard_of_a_set_with_versions_can_be_removed(local: Place, more: Path) -> None:
-    local.add(more)
-    (Path(local.url).parent / "s-000001.tar").unlink()
-    with pytest.raises(StoreError, match=r"dali-pipes prep remove '.*s-' --shard NAME"):
-        name_shards(local.url, endpoint=None)
-    local.remove(shards=["s-000001.tar"])
-    assert len(name_shards(local.url, endpoint=None).names) == 3
-    with pytest.raises(DataError, match=r"no shard 'x.tar'"):
-        local.remove(shards=["x.tar"])
 
 
 # Shards as an ETL gives them
@@ -178,12 +112,6 @@ def test_removed_samples_are_not_read_through_an_etl(place: Place) -> None:
     assert named(place).names == tuple(place.newest().manifest.names)
 
 
-def test_an_etl_reads_the_newest_version_only(place: Place, more: Path) -> None:
-    place.add(more)
-    with pytest.raises(ValueError, match="through an ETL only the newest can be read; leave out '@1'"):
-        named(place, "@1")
-
-
 # A job's state holds the version that it reads, and goes on with it
 
 
@@ -222,24 +150,3 @@ def test_a_state_goes_on_with_its_version_or_says_so(
         open_loader(local.url, state=state)
     with open_loader(f"{local.url}@{version}", state=state) as loader:
         assert keys_of(loader) == expected[1:]
-
-
-def test_the_state_of_a_mixture_names_the_set(local: Place, more: Path) -> None:
-    sets = {"a": f"{local.url}@1", "b": local.url}
-    with open_loader(dp.Mixture(sets)) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    local.add(more)
-    with pytest.raises(dp.StateError, match=rf"version 1 of '{local.url}', this loader reads version 2; open '.*@1'"):
-        open_loader(dp.Mixture(sets), state=state)
-    with open_loader(dp.Mixture({"a": f"{local.url}@1", "b": f"{local.url}@1"}), state=state) as loader:
-        assert len(keys_of(loader)) == 5
-
-
-def test_benchmarks_take_the_newest_version_only(local: Place) -> None:
-    """Peers know no versions and read whole shards, so `bench` refuses a version with removed samples."""
-    local.remove("cat/000")
-    for version, message in (("@1", "take the newest version .*name it without @1"), ("", "samples that were removed")):
-        opened = opened_shards(f"{local.url}{version}", endpoint=None, embedded_dir=None)
-        with pytest.raises(dp.DataError, match=message), opened:
-            pass

@@ -10,13 +10,10 @@ from typing import Any
 
 import pytest
 
-from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.names import manifest_name, version_name
+from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster import listing
-from prep.sources.folders import imagefolder
-from prep.versions.add import add
 from tests.prep.versions.sets import Place, StoppedError, class_folders, copy_set, stopped_at
-from tests.prep.versions.test_add import NEW_KEYS, OLD_KEYS
+from tests.prep.versions.test_add import OLD_KEYS
 
 _DATES = re.compile(rb"20[0-9]{2}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z")
 
@@ -94,20 +91,6 @@ def elsewhere(place: Place, tmp_path: Path, name: str) -> Place:
     return Place(f"ais://{bucket[:40]}{name}/s-", place.endpoint)
 
 
-def test_of_two_writers_one_is_told(place: Place, more: Path, tmp_path: Path) -> None:
-    """Both began with version 1. The second says so, keeps its shards, and needs only be run again."""
-    other = class_folders(tmp_path / "other", {"owl": 1}, first=70)
-    old = place.newest()
-    add(imagefolder(more), old, command="dali-pipes prep add more")
-    with pytest.raises(StoreError, match=r"another command wrote version 2 of .*: dali-pipes prep add more, 20.*again"):
-        add(imagefolder(other), old)
-    assert place.keys() == [*OLD_KEYS, *NEW_KEYS]
-    report = place.add(other)
-    assert report.packed is not None
-    assert (report.version, report.packed.num_written) == (3, 0)
-    assert place.keys() == [*OLD_KEYS, *NEW_KEYS, "owl/070"]
-
-
 def test_many_writers_at_a_time_lose_nothing(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is told or succeeds, and after as many attempts as it takes all samples are there, each once."""
     monkeypatch.setattr(listing, "LONGEST_PAUSE_S", 0.05)
@@ -126,27 +109,3 @@ def test_many_writers_at_a_time_lose_nothing(place: Place, tmp_path: Path, monke
     assert sorted(versions) == [2, 3, 4, 5]
     assert sorted(place.keys()) == sorted([*OLD_KEYS, *(f"cat/{100 + number}" for number in range(4))])
     assert [len(place.keys(f"@{version}")) for version in range(1, 6)] == [6, 7, 8, 9, 10]
-
-
-def test_a_copy_that_stayed_behind_is_written_by_the_next_command(place: Place, more: Path) -> None:
-    """A writer was stopped before it copied the newest manifest."""
-    first = place.store.read(manifest_name("s-"))
-    place.add(more)
-    place.store.write(manifest_name("s-"), first)
-    assert place.keys() == OLD_KEYS
-    place.remove("cat/000")
-    assert place.keys() == [*OLD_KEYS[1:], *NEW_KEYS]
-    assert place.newest().manifest.version == 3
-
-
-def test_a_version_of_other_shards_is_refused(local: Place, more: Path) -> None:
-    """Somebody deleted the manifest and made the data set anew."""
-    local.add(more)
-    first = local.open("@1").whole
-    changed = first.to_bytes().replace(b"s-000000.tar", b"s-000009.tar")
-    local.store.write(manifest_name("s-"), changed)
-    with pytest.raises(DataError, match=r"manifest@2.safetensors' does not follow version 1"):
-        local.newest()
-    local.store.delete(version_name("s-", 2))
-    with pytest.raises(StoreError, match=r"manifest@1.safetensors' lists other shards"):
-        local.add(more, compare_keys=False)
