@@ -9,7 +9,6 @@ import pytest
 
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import DataError
-from dali_pipes.formats.names import index_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
 from tests.shards import Sample, make_samples, samples_and_shards, write_shards, write_tar
@@ -29,24 +28,6 @@ def stage(indexed: DataSet, cache_dir: Path) -> list[tuple[bytes, bytes]]:
     finally:
         stager.close()
         share.close()
-
-
-def test_a_part_of_the_indexed_shards_lies_in_the_image_of_all(shards: Path, tmp_path: Path) -> None:
-    """Three of five, in an order of their own; the image is the one that the whole set has."""
-    names = [f"s-{number:06d}.tar" for number in (4, 0, 3)]
-    part = DataSet(resolve_shards([shards / name for name in names], endpoint=None))
-    assert list(part.manifest.names) == names
-    assert part.rows.tolist() == [4, 0, 3]
-    assert part.whole.num_shards == 5
-    assert part.manifest.num_samples == 6
-    assert part.indexes is None
-    for number, (shard, index) in enumerate(stage(part, tmp_path)):
-        assert shard == (shards / names[number]).read_bytes()
-        assert index == (shards / index_name(names[number])).read_bytes() == part.read_index(number)
-    whole = DataSet(resolve_shards(shards, endpoint=None))
-    assert whole.rows.tolist() == list(range(5))
-    stage(whole, tmp_path)
-    assert len(list(tmp_path.glob("dali-pipes-*/*.image"))) == 1
 
 
 def test_shards_without_an_index_are_indexed_and_their_indexes_staged(

@@ -6,17 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.find import Mixture
 from dali_pipes.errors import DataError
-from dali_pipes.formats import sample_columns
 from dali_pipes.formats.names import columns_name
 from dali_pipes.formats.quarantine import Quarantine
-from dali_pipes.formats.sample_columns import Columns
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.dali_pipes.data_set.test_mixture import find
@@ -68,9 +64,6 @@ def listed(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-# --- lists ------------------------------------------------------------------------------------------------------------
-
-
 def test_quarantine_of_a_job_is_left_out_of_the_next(indexed: DataSet, tmp_path: Path) -> None:
     """What two ranks wrote down counts once."""
     for rank in range(2):
@@ -91,30 +84,6 @@ def test_listed_samples_that_the_loader_does_not_read_are_counted(
     assert "3 of 4 listed samples are in shards that the loader does not read, such as 's-000009.tar'" in caplog.text
     assert excluded_ordinals(part_of(shards, 2, 0), exclude=listed("cat/00\ndog/19\n")).excluded.tolist() == [5]
     assert "1 of 2 listed keys are in shards that the loader does not read, such as 'dog/19'" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        # A list of other shards of the same names, most likely.
-        (
-            "s-000001.tar\tcat/05\n\ns-000001.tar\tcat/01\n",
-            ":3: shard 's-000001.tar' has no key 'cat/01'; was the list made from these shards, as they",
-        ),
-        # A file's name is no key.
-        (
-            "cat/00\ndog/19.jpg\ncat/000\n",
-            r":2: key 'dog/19.jpg' is not in .* \(2 such keys .*; expected keys such as",
-        ),
-    ],
-)
-def test_listed_key_that_is_not_there_is_named(
-    indexed: DataSet, listed: Callable[[str], Path], text: str, message: str
-) -> None:
-    """With file and line."""
-    path = listed(text)
-    with pytest.raises(DataError, match=f"'{path}'{message}"):
-        excluded_ordinals(indexed, exclude=path)
 
 
 def test_lists_of_a_mixture_and_of_its_sets(shards: Path, tmp_path: Path, listed: Callable[[str], Path]) -> None:
@@ -140,9 +109,6 @@ def test_lists_of_a_mixture_and_of_its_sets(shards: Path, tmp_path: Path, listed
     assert excluded_ordinals(part, exclude=listed("a/s-000003.tar\tdog/16\n")).excluded.tolist() == [1]
     with pytest.raises(DataError, match=r"key 'a/dog/99' is not in .*; expected keys such as 'a/cat/00'"):
         excluded_ordinals(indexed, exclude=listed("a/dog/99\n"))
-
-
-# --- a predicate ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -175,9 +141,6 @@ def test_all_that_is_left_out_together_may_not_be_all(indexed: DataSet, listed: 
         excluded_ordinals(indexed, where=lambda c: np.strings.startswith(c.keys, "cat/"), exclude=listed(keys))
 
 
-# --- what is lacking --------------------------------------------------------------------------------------------------
-
-
 def test_missing_column_file_is_named(shards: Path, tmp_path: Path, listed: Callable[[str], Path]) -> None:
     """By each of the choices that need it."""
     for path in shards.iterdir():
@@ -201,45 +164,3 @@ def test_several_components_and_reasons_are_counted_once(indexed: DataSet) -> No
         DataError, match=r"no sample of '.*' has component 'png;gif' \(found: 'cls', 'jpeg', 'jpg', 'txt'"
     ):
         excluded_ordinals(indexed, lacking=["png;gif"])
-
-
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_ordinals_are_those_of_a_loop(
-    shards: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    """Any shards in any order, any list, any labels, any components: what a loop over the samples would leave out.
-
-    Columns are read in parts of any size, never all at once.
-    """
-    numbers = data.draw(st.permutations(range(NUM_SHARDS)))[: data.draw(st.integers(1, NUM_SHARDS))]
-    ordinals = [number * PER_SHARD + row for number in numbers for row in range(PER_SHARD)]
-    bad = data.draw(st.sets(st.integers(0, 19), max_size=6))
-    labels = data.draw(st.sets(st.integers(-1, 3), min_size=1))
-    components = data.draw(st.lists(st.sampled_from(["txt", "cls", "jpg", "jpg;jpeg"]), max_size=2))
-    path = tmp_path_factory.mktemp("list") / "bad.tsv"
-    keys = {row: f"{'cat' if row < 8 else 'dog'}/{row:02d}" for row in range(20)}
-    path.write_text("".join(f"s-{row // 5:06d}.tar\t{keys[row]}\n" if row % 2 else f"{keys[row]}\n" for row in bad))
-
-    def is_kept(row: int) -> bool:
-        has = components_of(row)
-        label = int(has.get("cls", b"-1"))
-        lacks = any(not any(name in has for name in component.split(";")) for component in components)
-        return row not in bad and label in labels and not lacks
-
-    expected = [place for place, row in enumerate(ordinals) if not is_kept(row)]
-    indexed = part_of(shards, *numbers)
-
-    def where(columns: Columns) -> Any:
-        return np.isin(columns.labels, list(labels))
-
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sample_columns, "SAMPLES_AT_A_TIME", data.draw(st.integers(1, 25)))
-            patch.setattr(DataSet, "columns", None)
-            found = excluded_ordinals(indexed, exclude=path, where=where, lacking=components).excluded.tolist()
-    except ValueError as exc:
-        assert "is left: " in str(exc) or "where keeps none" in str(exc)  # noqa: PT017 (either is right)
-        assert len(expected) == len(ordinals)
-        return
-    assert found == expected

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from dali_pipes.data_set import data_set as data_set_module
 from dali_pipes.data_set.data_set import DataSet
@@ -14,7 +12,6 @@ from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.find import Mixture
 from dali_pipes.errors import DataError
 from dali_pipes.formats import column_file, sample_columns
-from dali_pipes.formats.names import columns_name
 from dali_pipes.formats.sample_columns import Columns
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
@@ -52,10 +49,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def of_shards(shards: Path, numbers: list[int]) -> DataSet:
-    return DataSet(resolve_shards([shards / f"s-{number:06d}.tar" for number in numbers], endpoint=None))
-
-
 def content(columns: Columns) -> dict[str, list[Any]]:
     """All that a predicate can see."""
     found = {"keys": columns.keys.tolist(), "labels": columns.labels.tolist(), "shards": columns.shards.tolist()}
@@ -77,20 +70,6 @@ def joined(data_set: DataSet) -> dict[str, list[Any]]:
     return found
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    numbers=st.lists(st.integers(0, NUM_SHARDS - 1), min_size=1, max_size=NUM_SHARDS, unique=True),
-    at_a_time=st.integers(1, 40),
-)
-def test_parts_are_the_columns_in_pieces(
-    shards: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[int], at_a_time: int
-) -> None:
-    """Of any shards in any order, and parts of any size."""
-    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", at_a_time)
-    data_set = of_shards(shards, numbers)
-    assert joined(data_set) == content(data_set.columns())
-
-
 def test_parts_of_a_mixture_have_the_components_of_all(
     shards: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,76 +89,6 @@ def test_where_never_sees_an_empty_part(tmp_path: Path) -> None:
     data_set = DataSet(resolve_shards([tmp_path / "s-1.tar", tmp_path / "s-0.tar"], endpoint=None))
     chosen = excluded_ordinals(data_set, where=lambda columns: np.array([key != "01" for key in columns.keys]))
     assert chosen.excluded.tolist() == [2]
-
-
-def test_only_the_columns_that_where_asks_for_are_read(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels alone: after the first part, no bytes of the keys."""
-    read: list[tuple[int, int]] = []
-    read_range = LocalStore.read_range
-
-    def counted(store: LocalStore, name: str, *, start: int, size: int) -> bytes:
-        read.append((start, size))
-        return read_range(store, name, start=start, size=size)
-
-    monkeypatch.setattr(LocalStore, "read_range", counted)
-    monkeypatch.setattr(column_file, "_HEAD_BYTES", 16)
-    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
-    data_set = DataSet(resolve_shards(shards, endpoint=None))
-    parts = data_set.columns_in_parts()
-    for _ in range(NUM_SHARDS):
-        _, columns = next(parts)
-        read.clear()
-        assert len(columns.labels) == PER_SHARD
-        # Labels of one byte, and one or two bytes of bits that say who has one.
-        assert [size for _, size in read] in ([PER_SHARD, 1], [PER_SHARD, 2])
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        lambda columns: np.arange(len(columns)) % 2 == 0,  # by the place in the part
-        lambda columns: columns.labels == columns.labels[-1],  # by another sample
-    ],
-)
-def test_where_that_looks_at_other_samples_is_refused_in_parts(
-    shards: Path, monkeypatch: pytest.MonkeyPatch, where: Any
-) -> None:
-    """Its answer would depend on the parts."""
-    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
-    data_set = DataSet(resolve_shards(shards, endpoint=None))
-    with pytest.raises(ValueError, match=r"judge each sample by that sample alone; of sample '.*' it says .* among 7"):
-        excluded_ordinals(data_set, where=where)
-
-
-def test_loader_of_few_shards_reads_only_their_columns(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a billion samples, the columns take 20 GB, also if one shard is read."""
-    numbers = [4, 0]
-    expected = content(of_shards(shards, numbers).columns())
-    data_set = of_shards(shards, numbers)
-    num_read = []
-    read_range = LocalStore.read_range
-
-    def reading(store: LocalStore, name: str, *, start: int, size: int) -> bytes:
-        num_read.append(size if start > 16 else 0)  # without the header
-        return read_range(store, name, start=start, size=size)
-
-    monkeypatch.setattr(LocalStore, "read_range", reading)
-    monkeypatch.setattr(column_file, "_HEAD_BYTES", 16)
-    monkeypatch.setattr(data_set_module, "available_memory", lambda: 40 * PER_SHARD * len(numbers))
-    assert content(data_set.columns()) == expected
-    assert 0 < sum(num_read) < (shards / columns_name("s-")).stat().st_size * (len(numbers) + 1) / NUM_SHARDS
-
-
-def test_column_file_that_is_cut_is_refused_in_parts(shards: Path, tmp_path: Path) -> None:
-    """In the header, or in a column."""
-    for path in shards.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    columns = tmp_path / columns_name("s-")
-    whole = columns.read_bytes()
-    for keep in (3, 40, 400, -1):
-        columns.write_bytes(whole[:keep])
-        with pytest.raises(DataError, match=r"s-columns.safetensors'.* rebuild it: dali-pipes prep index"):
-            joined(DataSet(resolve_shards(tmp_path, endpoint=None)))
 
 
 def test_column_file_of_another_manifest_or_replaced_is_refused(

@@ -7,18 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dali_pipes.data_set.data_set import DataSet, join_manifests
+from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.find import Mixture, NamedSets, find_shards
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.names import classes_name, index_name
+from dali_pipes.formats.names import classes_name
 from dali_pipes.reader.samples import StoredSamples
-from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.dali_pipes.data_set.test_data_set import stage
 from tests.shards import Sample, make_samples, write_shards, write_tar
-from tests.simulated import manifest_of
 
 
 def find(mixture: Mixture, *, endpoint: str | None = None) -> NamedSets:
@@ -45,9 +42,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_tar(directory / f"s-{number:06d}.tar", samples)
     index_shards(resolve_shards(directory, endpoint=None))
     return directory
-
-
-# --- what may be mixed ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -80,9 +74,6 @@ def test_set_that_is_not_there_is_named(pets: Path, tmp_path: Path) -> None:
         find(Mixture({"pets": pets, "other": []}))
 
 
-# --- one manifest -----------------------------------------------------------------------------------------------------
-
-
 def test_mixture_is_one_data_set(pets: Path, texts: Path) -> None:
     """Names, columns and sums of both, each shard under its set's name; the rest works on it as on any other."""
     found = find(Mixture({"pets": pets, "texts": texts}, weights={"texts": 3, "pets": 1}))
@@ -107,79 +98,6 @@ def test_mixture_is_one_data_set(pets: Path, texts: Path) -> None:
         samples.check_component("cls")
     rows = samples.rows(np.array([15]))
     assert rows.name(0) == ("texts/s-000001.tar", "t12")
-
-
-def test_mixture_in_another_order_is_another_data_set(pets: Path, texts: Path) -> None:
-    """And so is one under another name; weights are none of its data."""
-    first, second = {"pets": pets}, {"texts": texts}
-    mixtures = [Mixture(first | second), Mixture(second | first), Mixture(first | {"text": texts})]
-    mixtures.append(Mixture(first | second, weights={"pets": 1, "texts": 2}))
-    assert len({DataSet(find(mixture)).whole.digest for mixture in mixtures}) == 3
-
-
-def test_shards_of_a_set_are_chosen_by_its_url(pets: Path, texts: Path, tmp_path: Path) -> None:
-    """By braces and by a list, in its order; what is staged are their bytes, in the image of all."""
-    mixture = Mixture(
-        {"texts": f"{texts}/s-{{000001..000001}}.tar", "pets": [pets / "s-000003.tar", pets / "s-000000.tar"]}
-    )
-    indexed = DataSet(find(mixture))
-    assert indexed.manifest.names == ["texts/s-000001.tar", "pets/s-000003.tar", "pets/s-000000.tar"]
-    assert indexed.rows.tolist() == [1, 5, 2]
-    assert indexed.whole.num_shards == 7
-    assert indexed.set_shards == [1, 2]
-    paths = [texts / "s-000001.tar", pets / "s-000003.tar", pets / "s-000000.tar"]
-    for number, (shard, index) in enumerate(stage(indexed, tmp_path)):
-        assert shard == paths[number].read_bytes()
-        assert (
-            index == paths[number].with_name(index_name(paths[number].name)).read_bytes() == indexed.read_index(number)
-        )
-        assert indexed.locate(indexed.manifest.names[number]) == str(paths[number])
-        assert indexed.read_range(number, start=500, size=600) == shard[500:1100]
-    assert indexed.columns().samples.keys == ["t10", "t11", "t12", "s00006", "s00007", "s00000", "s00001"]
-    whole = DataSet(find(Mixture({"texts": texts, "pets": pets})))
-    stage(whole, tmp_path)
-    assert len(list(tmp_path.glob("dali-pipes-*/*.image"))) == 1
-
-
-def test_sets_of_buckets_and_directories_are_mixed(pets: Path, bucket: AisStore, tmp_path: Path) -> None:
-    """Two buckets, one of them without an index, and a directory: each object from where it is."""
-    second = AisStore(bucket.endpoint, f"{bucket.bucket}-2")
-    for store in (bucket, second):
-        store.create()
-        for path in sorted(pets.glob("*.tar"))[:3]:
-            store.upload(f"deep/{path.name}", path)
-    index_shards(resolve_shards(f"{bucket.url}/deep/", endpoint=bucket.endpoint))
-    mixture = Mixture({"a": f"{bucket.url}/deep/s-", "b": f"{second.url}/deep/s-{{000001..000002}}.tar", "c": pets})
-    indexed = DataSet(find(mixture, endpoint=bucket.endpoint))
-    assert indexed.manifest.num_shards == 3 + 2 + 5
-    assert sorted(indexed.indexes) == [f"b/deep/s-00000{number}.index.safetensors" for number in (1, 2)]
-    expected = [*range(3), 1, 2, *range(5)]
-    for number, (shard, index) in enumerate(stage(indexed, tmp_path)):
-        assert shard == (pets / f"s-{expected[number]:06d}.tar").read_bytes()
-        assert index == indexed.read_index(number)
-    assert indexed.locate("b/deep/s-000002.tar") == f"{second.url}/deep/s-000002.tar"
-    assert indexed.columns().samples.keys == [f"s{2 * number + row:05d}" for number in expected for row in range(2)]
-
-
-# --- sums and tables --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "joined"),
-    [
-        ({"JPEG": 2, "unknown": 1}, {"PNG": 3}, {"JPEG": 2, "PNG": 3, "unknown": 1}),
-        # Unsized is told where it differs from the unknown: 1 + 2 of 1.
-        ({"JPEG": 3, "unknown": 1}, {"JPEG": 4, "unsized": 2}, {"JPEG": 7, "unknown": 1, "unsized": 3}),
-        # Here it differs in one set, and not in both together.
-        ({"unknown": 2, "unsized": 0}, {"JPEG": 4, "unsized": 2}, {"JPEG": 4, "unknown": 2}),
-    ],
-)
-def test_photo_sums_are_added(first: dict[str, int], second: dict[str, int], joined: dict[str, int]) -> None:
-    parts = {
-        "a": manifest_of([4], photos={"jpg": first}),
-        "b": manifest_of([4], photos={"jpg": second, "png": {"PNG": 1}}),
-    }
-    assert join_manifests(parts).photos == {"jpg": joined, "png": {"PNG": 1}}
 
 
 def test_class_tables_that_disagree_are_refused_for_contiguous_labels(pets: Path, tmp_path: Path) -> None:

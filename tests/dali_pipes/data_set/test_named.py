@@ -1,7 +1,6 @@
 """The manifest is the truth: which shards a URL names, and what is said of those that are not there."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.named import compare_shards, list_shards, name_shards
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import manifest_name
-from dali_pipes.store.cluster import transformed
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.urls import ShardUrls, resolve_shards
@@ -54,9 +52,6 @@ def loader(shards: ShardUrls | dp.Mixture, **options: object) -> dp.Loader:
 def num_delivered(opened: dp.Loader) -> int:
     with opened:
         return sum(len(batch[0]["label"]) for batch in opened)
-
-
-# --- a bucket ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("unlisted")
@@ -113,48 +108,6 @@ def test_indexes_without_their_manifest_are_not_taken_for_a_data_set(filled: Ais
         list_shards(f"{filled.url}/s-", endpoint=filled.endpoint)
 
 
-@pytest.mark.usefixtures("unlisted")
-def test_shards_through_an_etl_are_named_by_their_manifest_or_that_of_the_stored_shards(
-    filled: AisStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transformed, "check_running", lambda store, etl: None)  # the node runs none
-    filled.delete(LACKING)
-    shards = name_shards(f"{filled.url}/s-", endpoint=filled.endpoint, etl="small")
-    assert (shards.names, shards.store.etl, shards.manifest) == (NAMES, "small", None)
-    stored = name_shards(f"{filled.url}/s-", endpoint=filled.endpoint).manifest
-    assert stored is not None
-    own = replace(stored.select(NAMES[:2], where="m"), etl="small")
-    shards.store.write(manifest_name("s-"), own.to_bytes())
-    again = name_shards(f"{filled.url}/s-", endpoint=filled.endpoint, etl="small")
-    assert again.names == NAMES[:2]
-    assert again.manifest is not None
-    assert again.manifest.digest == own.digest
-
-
-# --- directories ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "{folder}",
-        "{folder}/s-0000",
-        "{folder}/s-00000[0-9].tar",
-        "{folder}/../*/s-*.tar",
-        "{folder}/s-{{000000..000003}}.tar",
-        "file://{folder}/s-",
-    ],
-)
-def test_missing_file_is_named_before_a_loader_opens(folder: Path, url: str) -> None:
-    """However the directory's shards are named."""
-    (folder / LACKING).unlink()
-    with pytest.raises(StoreError, match=rf"no shard '{folder}/{LACKING}'; "):
-        loader(url.format(folder=folder))
-    shards = name_shards(url.format(folder=folder), endpoint=None, allow_missing=True)
-    assert shards.names == tuple(name for name in NAMES if name != LACKING)
-    assert DataSet(shards).manifest.num_samples == 9
-
-
 def test_missing_file_of_a_list_and_of_a_mixture_is_named(folder: Path, tmp_path: Path) -> None:
     (folder / LACKING).unlink()
     other = write_shards(tmp_path / "other", make_samples([(30, 30)] * 2, first=50), per_shard=2)
@@ -193,9 +146,6 @@ def test_one_manifest_of_several_in_a_bucket_is_that_of_the_prefix(filled: AisSt
     assert compare_shards(f"{filled.url}/s-", endpoint=filled.endpoint).beyond == []
 
 
-# --- comparing, listing -----------------------------------------------------------------------------------------------
-
-
 def test_compare_names_what_is_missing_and_what_is_beyond(filled: AisStore, folder: Path) -> None:
     filled.delete(LACKING)
     filled.write("s-000007.tar", b"x")
@@ -210,13 +160,3 @@ def test_compare_names_what_is_missing_and_what_is_beyond(filled: AisStore, fold
     assert compare_shards(folder, endpoint=None).present.names == tuple(sorted({*NAMES, "s-000007.tar"} - {LACKING}))
     with pytest.raises(DataError, match="manifest"):
         name_shards(folder, endpoint=None)
-
-
-@pytest.mark.parametrize("url", ["{folder}", "{folder}/*.tar"])
-def test_list_refuses_to_go_on_without_a_shard_of_the_manifest(folder: Path, url: str) -> None:
-    """Shuffle, pack, transform: they would lose its samples."""
-    write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=90))
-    assert list_shards(url.format(folder=folder), endpoint=None).names == (*NAMES, "s-000004.tar")
-    (folder / LACKING).unlink()
-    with pytest.raises(StoreError, match=rf"no shard '{folder}/{LACKING}'; .* lists 4, 1 of them missing"):
-        list_shards(url.format(folder=folder), endpoint=None)

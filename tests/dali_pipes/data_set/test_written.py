@@ -5,16 +5,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import dali_pipes as dp
-from dali_pipes.data_set.written import WrittenShards, expected_shards, stored_records, write_record
+from dali_pipes.data_set.written import WrittenShards, expected_shards
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import Pattern
 from prep.commands.group import prep
-from tests.loaders import open_loader
-from tests.shards import make_samples, make_source, pack, write_shards, write_tar
+from tests.shards import make_samples, make_source, pack, write_tar
 
 LAST = "samples-000003.tar"
 IDENTITY = "tests.dali_pipes.etl_transforms:as_told"
@@ -88,17 +86,6 @@ def test_allow_missing_goes_on_says_what_is_lost_and_ends_the_record(
     assert run(directory, "shuffle", directory.locate("samples-")).exit_code == 0
 
 
-def test_loader_without_a_manifest_refuses(tmp_path: Path) -> None:
-    shards = write_shards(tmp_path / "s", make_samples([(30, 30)] * 12), per_shard=3, index=False)
-    names = sorted(path.name for path in shards.glob("*.tar"))
-    write_record(LocalStore(shards), "s-", WrittenShards(names=names, num_samples=12))
-    (shards / names[-1]).unlink()
-    with pytest.raises(StoreError, match=r"s-000003\.tar'; .*s-written\.json' lists 4 shards with 12 samples"):
-        open_loader(shards)
-    with open_loader(shards, select=dp.Select(allow_missing=True)) as opened:
-        assert opened.num_samples == 9
-
-
 def test_shuffled_and_transformed_shards_have_a_record_of_their_own(directory: Store, tmp_path: Path) -> None:
     """Runs over disjoint shards name all of them together; the sets that a shuffle splits have a record each."""
     url, out = directory.locate("samples-"), f"{tmp_path}/out"
@@ -116,38 +103,6 @@ def test_shuffled_and_transformed_shards_have_a_record_of_their_own(directory: S
         Path(f"{prefix}000000.tar").unlink()
         done = run(directory, "index", prefix)
         assert f"no shard '{prefix}000000.tar'" in str(done.exception)
-
-
-def test_pack_that_was_stopped_is_not_taken_for_complete(directory: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record is there before the first shard; and of shards that were to be replaced some are the old ones."""
-
-    def fail(*_: object) -> bool:
-        raise StoreError("stopped")
-
-    monkeypatch.setattr("prep.pack.pack.write_file", fail)
-    with pytest.raises(StoreError, match="stopped"):
-        pack(make_source(40, num_bytes=900), store=directory, max_count=10, overwrite=True)
-    done = run(directory, "index", directory.locate("samples-"))
-    assert "and the command that wrote them recorded" in str(done.exception)
-
-
-def test_record_is_on_two_targets(bucket: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target that is lost must not take the record along with the last shards."""
-    bucket.create()
-    targets = iter(["a", "a", "a", "b"])
-    monkeypatch.setattr(AisStore, "target_of", lambda self, name: next(targets))
-    write_record(bucket, "x-", WrittenShards(names=["x-000000.tar", "x-000001.tar"]))
-    assert stored_records(bucket, "x-") == [
-        "x-written-2.json",
-        "x-written-3.json",
-        "x-written-4.json",
-        "x-written.json",
-    ]
-    bucket.write("x-000000.tar", b"")
-    bucket.delete("x-written.json")
-    pattern = Pattern(url=bucket.locate("x-"), store=bucket, prefix="x-")
-    expected = expected_shards(pattern, [bucket.locate("x-000000.tar")])
-    assert expected.locations == [bucket.locate("x-000000.tar"), bucket.locate("x-000001.tar")]
 
 
 @pytest.mark.parametrize(
@@ -168,13 +123,6 @@ def test_gaps_in_numbers_are_missing_shards(tmp_path: Path, names: list[str], la
     pattern = Pattern(url=f"{tmp_path}/*", store=LocalStore(tmp_path), prefix="", is_glob=True)
     expected = expected_shards(pattern, [f"{tmp_path}/{name}.tar" for name in names])
     assert set(expected.locations) == {f"{tmp_path}/{name}.tar" for name in (*names, *lacking)}
-
-
-def test_url_of_some_shards_is_compared_with_these_only(directory: Store) -> None:
-    """``samples-00000`` names them by a part of their number; a record beside them says which there are."""
-    directory.delete("samples-000001.tar")
-    assert isinstance(run(directory, "index", directory.locate("samples-00000")).exception, StoreError)
-    assert run(directory, "info", f"{directory.url}/samples-00000[023].tar").exit_code == 0
 
 
 def test_record_reads_back_or_is_told_to_be_none() -> None:

@@ -1,8 +1,6 @@
 """The files that describe a data set: what they hold, a million rows of it, and what is refused in them."""
 
 import dataclasses
-import struct
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dali_pipes.data_set.indexing import find_manifest, index_in_memory
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Change, Manifest, ShardsPart
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 from dali_pipes.formats.texts import Texts, object_name_problem, pack_texts
-from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
-from tests.shards import Sample, make_samples, photo_bytes, write_shards, write_tar
 from tests.simulated import manifest_of
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), max_size=12)
-
-
-# --- texts ------------------------------------------------------------------------------------------------------------
 
 
 @given(TEXTS, st.data())
@@ -92,9 +83,6 @@ def test_object_name_problem_finds_the_name(name: str, is_fine: bool) -> None:
         assert is_fine or ascii(name) in problem
 
 
-# --- the manifest -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def manifest(small_shards: Path) -> Manifest:
     return Manifest.from_bytes((small_shards / manifest_name("s-")).read_bytes(), where="m")
@@ -139,54 +127,6 @@ def test_manifest_digest_is_of_the_data(manifest: Manifest) -> None:
     assert changed.digest != manifest.digest
     golden = manifest_of([1, 2], names=["a.tar", "b.tar"])
     assert golden.digest == "c1d25955e38520da5bbf151754fbdb15c76eade691d963d6482e6f5281b55eed"
-
-
-def test_manifest_sums_up_photos_and_labels(tmp_path: Path) -> None:
-    """Formats as the bytes say, not the names; what has no header, or no size in it; samples that lack a component."""
-    jpeg = photo_bytes(0, 30, 20)
-    members = {
-        "a": {"cls": b"7", "image.jpg": jpeg, "mask.png": jpeg},
-        "b": {"cls": b"-2", "image.jpg": b"GIF89a" + struct.pack("<HH", 12, 34)},
-        "c": {"image.jpg": b"no photo"},
-        "d": {"cls": b"3", "image.jpg": b"\xff\xd8\xff cut off"},  # a JPEG, of no size
-        "e": {"json": b"{}"},
-    }
-    for row, (key, components) in enumerate(members.items()):
-        write_tar(tmp_path / f"s-{row}.tar", [Sample(key, components)])
-    manifest = index_shards(resolve_shards(tmp_path, endpoint=None))
-    assert manifest.photos == {
-        "image.jpg": {"GIF": 1, "JPEG": 2, "unknown": 1, "unsized": 2},
-        "mask.png": {"JPEG": 1},
-    }
-    assert manifest.labels == {"min": -2, "max": 7}
-    assert manifest.components == {"cls": 3, "image.jpg": 4, "json": 1, "mask.png": 1}
-    again = Manifest.from_bytes(manifest.to_bytes(), where="m")
-    assert (again.photos, again.labels, again.components) == (manifest.photos, manifest.labels, manifest.components)
-
-
-def test_manifest_of_a_million_shards_is_columns() -> None:
-    """A million rows take under 100 MB, in the file and while it is read: no Python object a row."""
-    count = 1_000_000
-    data = Manifest(
-        names=[f"train/shuffled-{i:07d}.tar" for i in range(count)],
-        shard_bytes=np.full(count, 100 << 20),
-        checksums=np.arange(count, dtype=np.uint64),
-        samples=np.full(count, 1000),
-        index_bytes=np.full(count, 70_000),
-        index_checksums=np.arange(count, dtype=np.uint64),
-    ).to_bytes()
-    assert len(data) < 100_000_000
-    tracemalloc.start()
-    try:
-        manifest = Manifest.from_bytes(data, where="m")
-        assert manifest.num_samples == 1_000_000_000
-        assert manifest.names[777_777] == "train/shuffled-0777777.tar"
-        assert tracemalloc.get_traced_memory()[1] < 150_000_000
-    finally:
-        tracemalloc.stop()
-
-
-# --- broken files -----------------------------------------------------------------------------------------------------
 
 
 def an_index(**changes: Any) -> ShardIndex:
@@ -353,25 +293,3 @@ def test_a_version_is_read_as_it_was_written() -> None:
     assert first.digest == first.shards_digest == read.shards_digest
     others = [a_manifest(removed=np.array(removed, np.int64)) for removed in ([], [0], [0, 8], [0, 7])]
     assert len({manifest.digest for manifest in others}) == 4
-
-
-# --- without files ----------------------------------------------------------------------------------------------------
-
-
-def test_index_in_memory_is_what_index_shards_writes(tmp_path: Path) -> None:
-    """The same bytes, by the same names, and nothing beside the shards."""
-    write_shards(tmp_path, make_samples([(20, 20)] * 20), per_shard=1, index=False)
-    shards = resolve_shards(tmp_path, endpoint=None)
-    assert find_manifest(shards) is None
-    indexed = index_in_memory(shards)
-    assert not list(tmp_path.glob("*.safetensors"))
-    assert list(indexed.indexes) == [index_name(name) for name in shards.names]
-    manifest = index_shards(shards)
-    assert indexed.manifest.to_bytes() == manifest.to_bytes() == (tmp_path / manifest_name("s-")).read_bytes()
-    assert indexed.indexes == {name: (tmp_path / name).read_bytes() for name in indexed.indexes}
-    some = resolve_shards(tmp_path / "s-{000001..000002}.tar", endpoint=None)
-    assert find_manifest(some).digest == manifest.digest, "all shards that it lists"
-    path = tmp_path / manifest_name("s-")
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(DataError, match=rf"'{path}' is a damaged dali-pipes manifest: .* bytes"):
-        find_manifest(some)

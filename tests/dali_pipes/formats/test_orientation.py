@@ -2,7 +2,6 @@
 
 import io
 import struct
-from random import Random
 
 import numpy as np
 import numpy.typing as npt
@@ -135,37 +134,6 @@ def test_plain_photos_are_decoded_as_they_are(decode: Decoder, photo: bytes, for
     assert read_orientation(photo, format) == Orientation(value, is_plain=True)
     if format != "GIF":
         assert np.array_equal(decode(photo), turned(stored(photo), value))
-
-
-def broken_block(draw: Random) -> bytes:
-    """An EXIF block with texts and fractions, of which some bytes are changed, lost or added."""
-    before = [
-        (draw.choice((0x010E, 0x010F, 0x0131, 0x8298, 0x011A, 0x013F, 0x0128, 0x8769)), draw.randint(2, 5),
-         draw.choice((1, 4, 5, 30)), draw.choice((8, 20, 60, 200)))
-        for _ in range(draw.randint(0, 4))
-    ]  # fmt: skip
-    block = bytearray(exif_block(draw.randint(0, 9), order=draw.choice("<>"), before=before) + bytes(60))
-    for _ in range(draw.choice((0, 0, 1, 1, 3))):
-        at = draw.randrange(len(block))
-        block[at : at + draw.randint(0, 3)] = bytes(draw.randrange(256) for _ in range(draw.randint(0, 3)))
-    return bytes(block)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_dali_turns_broken_exif_data_as_the_rule_says(decode: Decoder) -> None:
-    """A plain photo as it is, any other from its copy."""
-    draw = Random(0)
-    photos = {"JPEG": JPEG, "PNG": PNG, "WEBP": stored_photo(PIXELS, "WEBP", lossless=False)}
-    num_plain = 0
-    for _ in range(300):
-        format = draw.choice(FORMATS)
-        blocks = [broken_block(draw) for _ in range(draw.choice((1, 1, 1, 2)))]
-        photo = with_exif(photos[format], *blocks)
-        found = read_orientation(photo, format)
-        num_plain += found.is_plain
-        given = photo if found.is_plain else plain_copy(photo, format, found.value)
-        assert np.array_equal(decode(given), turned(stored(photo), found.value)), (format, blocks)
-    assert 45 < num_plain < 255
 
 
 def bmp(*, size: int = 40, bits: int = 24, compression: int = 0, colours: int = 0, num_bytes: int = 100) -> bytes:

@@ -13,21 +13,6 @@ DIGEST = "0123456789abcdef" * 4
 HEADER = "# dali-pipes quarantine, version 1, manifest 0123456789ab: shard, key, component, cause\n"
 
 
-def test_quarantine_of_an_earlier_job_goes_on(tmp_path: Path) -> None:
-    """What is there is not written twice; another data set's samples come under a header of their own."""
-    path = tmp_path / "bad.tsv"
-    Quarantine(path, manifest=DIGEST).add("s-0.tar", "a", "jpg", "x")
-    again = Quarantine(str(path), manifest=DIGEST)
-    assert not again.add("s-0.tar", "a", "jpg", "x")
-    assert again.add("s-1.tar", "a", "jpg", "y")
-    assert len(read_exclusions(path)) == 2
-    other = Quarantine(path, manifest="f" * 64)
-    assert other.add("t-0.tar", "a", "jpg", "z")
-    theirs = HEADER.replace("0123456789ab", "f" * 12)
-    assert path.read_text() == f"{HEADER}s-0.tar\ta\tjpg\tx\ns-1.tar\ta\tjpg\ty\n{theirs}t-0.tar\ta\tjpg\tz\n"
-    assert [entry.line for entry in read_exclusions(path)] == [2, 3, 5]
-
-
 def test_quarantine_of_processes_at_the_same_time_has_whole_lines(tmp_path: Path) -> None:
     """Two processes, a hundred lines each, one file: every line as it was written."""
     path = tmp_path / "bad.tsv"

@@ -1,7 +1,6 @@
 """The column file: what it holds of every sample, a million of them, and what is refused in it."""
 
 import json
-import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from dali_pipes.data_set.indexing import find_columns, find_manifest, index_in_memory
+from dali_pipes.data_set.indexing import find_columns, find_manifest
 from dali_pipes.errors import DataError
 from dali_pipes.formats.column_spool import ColumnsBuilder
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.names import columns_name, manifest_name
+from dali_pipes.formats.names import manifest_name
 from dali_pipes.formats.sample_columns import (
     MAX_COMPONENTS,
     Columns,
@@ -24,7 +23,6 @@ from dali_pipes.formats.sample_columns import (
     join_columns,
     lack,
 )
-from dali_pipes.formats.texts import Texts, pack_texts
 from dali_pipes.store.urls import resolve_shards
 from tests.shards import Sample, make_samples, write_shards
 from tests.simulated import index_of_rows, manifest_of, read_column_file
@@ -85,22 +83,6 @@ def test_too_many_components_are_refused() -> None:
     assert lack(columns, ["0000.jpg"]).tolist() == [row > 0 for row in range(MAX_COMPONENTS)]
     with pytest.raises(DataError, match=r"shard 's.tar': .* 1025 components, expected at most 1024, .* dates"):
         built([rows, [("x", frozenset({"cls"}), 0)]])
-
-
-# --- beside the shards ------------------------------------------------------------------------------------------------
-
-
-def test_column_file_is_written_with_the_index_and_read_again(small_shards: Path, small_samples: list[Sample]) -> None:
-    """Of all samples, in the manifest's order; in memory the same as in the file."""
-    shards = resolve_shards(small_shards, endpoint=None)
-    manifest = find_manifest(shards)
-    found = find_columns(shards, manifest)
-    assert list(found.keys) == [sample.key for sample in small_samples]
-    assert found.labels.tolist() == [int(sample.components["cls"]) for sample in small_samples]
-    assert found.has == {"cls": None, "image.jpg": None, "trimap.png": None}
-    data = (small_shards / columns_name("s-")).read_bytes()
-    assert not [name for name in load(data) if name.startswith("has/")], "only what some lack has a bitmap"
-    assert index_in_memory(shards).columns.to_bytes(manifest=manifest.digest) == data
 
 
 GOOD = [[("a", frozenset({"cls", "jpg"}), 3), ("é", frozenset({"jpg"}), 0), ("c", frozenset({"jpg", "cls"}), 5)]]
@@ -169,9 +151,6 @@ def test_column_file_of_another_kind_or_version_is_refused(small_shards: Path) -
         read_column_file(data, manifest=ours)
 
 
-# --- what a predicate sees --------------------------------------------------------------------------------------------
-
-
 def a_view(rows: list[Row]) -> Columns:
     return Columns(built([rows]), names=["a/s-0.tar", "b/s-0.tar"], counts=np.array([1, len(rows) - 1]))
 
@@ -189,25 +168,6 @@ def test_columns_are_arrays_that_numpy_chooses_by() -> None:
     assert view.has("cls").tolist() == [True, False, True]
     assert view.components == ["cls", "jpg"]
     assert len(view) == 3
-
-
-def test_columns_of_a_million_samples_take_no_object_a_sample() -> None:
-    """Some 20 bytes a sample: keys, labels and a bitmap. A key alone takes 70 as a Python string."""
-    count = 1_000_000
-    keys = Texts(*pack_texts([f"n{row % 1000:08d}/{row:07d}" for row in range(count)]))
-    labels = (np.arange(count) % 1000).astype(np.int16)
-    columns = SampleColumns(keys=keys, labels=labels, has={"cls": None, "jpg": None, "txt": labels < 990})
-    manifest = manifest_of([1000] * 1000)
-    data = columns.to_bytes(manifest=manifest.digest)
-    assert len(data) < 28_000_000  # 17 of key, 8 of its end, 2 of label, a bit
-    tracemalloc.start()
-    try:
-        picked = read_column_file(data, manifest=manifest).of_shards(manifest.samples, np.arange(1000)[::-1])
-        assert tracemalloc.get_traced_memory()[1] < 150_000_000
-    finally:
-        tracemalloc.stop()
-    assert picked.keys[0] == keys[999_000]
-    assert picked.has["txt"].sum() == 990_000
 
 
 def test_columns_that_are_not_there_are_named() -> None:

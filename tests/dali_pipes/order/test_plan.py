@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import tracemalloc
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import cut_windows, reserved_bytes
 from dali_pipes.order.plan import Batching, Plan
-from dali_pipes.order.selection import Selection, split_by_weight
+from dali_pipes.order.selection import Selection
 from dali_pipes.processes.ranks import Rank
 
 POLICIES = ("FILL", "DROP", "PARTIAL")
@@ -251,55 +250,6 @@ def test_occurrences_tell_repeats_apart(case: Mixed, batch_size: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(mixed(lengths=False))
-def test_an_epoch_without_a_length_has_every_sample(case: Mixed) -> None:
-    """As often as its class's factor says; slices that wrap have some once more."""
-    counts = np.bincount(rows_of(case.plan())[0].reshape(-1), minlength=int(case.samples.sum()))
-    wanted = case.copies(case.order.epoch)
-    if case.order.num_slices == 1:
-        assert counts.tolist() == wanted.tolist()
-    assert (counts >= wanted).all()
-    assert not counts[wanted == 0].any()
-
-
-@settings(max_examples=40, deadline=None)
-@given(mixed())
-def test_weights_give_exact_shares_and_every_sample(case: Mixed) -> None:
-    """Each data set has its share of every epoch to the sample; without a length each sample comes at least once."""
-    plan, order = case.plan(), case.order
-    ordinals = rows_of(plan)[0]
-    sets = np.searchsorted(case.set_stops, ordinals, side="right")
-    counts = np.array([np.bincount(column, minlength=len(case.set_samples)) for column in sets.T])
-    assert (counts == counts[0]).all(), "every slice has the same sets in the same order"
-    assert counts.sum(axis=0).tolist() == list(plan.set_samples)
-    assert (sets == sets[:, :1]).all()
-    if order.epoch_samples is not None:
-        assert plan.num_samples == order.epoch_samples
-        assert plan.set_samples == case.plan(epoch=order.epoch + 1).set_samples
-    if order.weights is not None:
-        expected = split_by_weight(len(ordinals), order.weights)
-        assert [num // order.num_slices for num in plan.set_samples] == expected
-        if order.epoch_samples is None:
-            assert set(np.flatnonzero(case.copies(order.epoch)).tolist()) <= set(ordinals.reshape(-1).tolist())
-
-
-@settings(max_examples=40, deadline=None)
-@given(mixed(num_slices=1), st.integers(1, 30))
-def test_epochs_of_a_fixed_length_are_laps_one_after_the_other(case: Mixed, epoch_samples: int) -> None:
-    """Every data set has all of a pass before any of the next, wherever epochs end: each sample as often as it must."""
-    plans = [plan_or_reject(case, epoch=epoch, epoch_samples=epoch_samples) for epoch in range(6)]
-    stream = np.concatenate([rows_of(plan)[0][:, 0] for plan in plans])
-    sets = np.searchsorted(case.set_stops, stream, side="right")
-    starts = [0, *case.set_stops]
-    for number, (start, stop) in enumerate(itertools.pairwise(starts)):
-        read = stream[sets == number]
-        per_lap = case.selection().part(start, stop).num_per_pass
-        for pass_ in range(len(read) // per_lap):
-            counts = np.bincount(read[pass_ * per_lap : (pass_ + 1) * per_lap] - start, minlength=stop - start)
-            assert counts.tolist() == case.copies(pass_)[start:stop].tolist()
-
-
-@settings(max_examples=40, deadline=None)
 @given(mixed(), st.integers(1, 8), st.integers(1, 4), st.data())
 def test_what_is_staged_covers_every_step_and_fits_the_promise(
     case: Mixed, world_size: int, batch_size: int, data: st.DataObject
@@ -363,28 +313,6 @@ def test_what_is_reserved_is_enough_for_every_epoch(
         assert case.plan(epoch=epoch).bytes_at_a_time(case.extents, batching) <= reserved
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("oversample", [None, {1: 1.5}])
-def test_epochs_of_a_fixed_length_are_one_sequence_in_several_slices(
-    shuffle: bool, oversample: dict[int, float] | None
-) -> None:
-    """Two slices of two shards each: however long the epochs are, one pass follows the other, and none comes twice."""
-    samples = np.array([7, 5, 6, 6])
-    selection = Selection(24, labels=np.arange(24) % 2, oversample=oversample)
-
-    def stream(epoch_samples: int) -> list[int]:
-        read: list[int] = []
-        for epoch in range(192 // epoch_samples):
-            order = OrderInputs(num_slices=2, epoch_samples=epoch_samples, epoch=epoch, shuffle=shuffle)
-            read += order_of(Plan(shard_bytes=samples, shard_samples=samples, order=order, selection=selection))
-        return read
-
-    assert stream(8) == stream(24) == stream(192)
-    if shuffle:
-        passes = [tuple(stream(32)[start : start + 16]) for start in range(0, 192, 16)]
-        assert len(set(passes)) == len(passes)
-
-
 def test_a_shard_of_which_nothing_is_left_is_in_no_window() -> None:
     """Excluded whole, of a class with factor 0, or empty: it is never staged, and slices share out the others."""
     samples = np.array([3, 3, 0, 3, 3, 3])
@@ -437,17 +365,3 @@ def test_plans_that_cannot_be_are_refused(options: dict, text: str) -> None:
     samples = np.array([3, 4])
     with pytest.raises(ValueError, match=text):
         Plan(**({"shard_bytes": samples, "shard_samples": samples, "order": OrderInputs()} | options))
-
-
-def test_plan_of_a_million_shards_stays_small() -> None:
-    """The first batch of a million shards of a thousand samples each holds a window in memory, not the data set."""
-    count = 1_000_000
-    tracemalloc.start()
-    order = OrderInputs(seed=1, shuffle_window=10 << 30)
-    plan = Plan(shard_bytes=np.full(count, 100 << 20), shard_samples=np.full(count, 1000), order=order)
-    step = next(plan.steps(dealt(64), start=640_000_000))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert plan.num_samples == 1_000_000_000
-    assert len(step.ordinals) == 64
-    assert peak < 300 << 20, f"{peak >> 20} MiB; the ordinals alone would take 7,629"

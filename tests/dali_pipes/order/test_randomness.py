@@ -51,12 +51,3 @@ def test_stream_numbers_depend_on_the_sample_alone() -> None:
 def test_stream_inputs_all_count(other: np.ndarray) -> None:
     """Each input of a stream gives other numbers."""
     assert not np.isin(other, Stream(1, 2, "crop").uniforms(np.arange(50), 4)).any()
-
-
-def test_uniforms_are_uniform() -> None:
-    """Numbers lie in [0, 1) and fill it evenly: a chi-squared of 99 degrees of freedom below its 99.99 % point."""
-    numbers = Stream(0, 0, "x").uniforms(np.arange(50_000), 2).ravel()
-    assert numbers.min() >= 0
-    assert numbers.max() < 1
-    counts, _ = np.histogram(numbers, 100, (0, 1))
-    assert ((counts - 1000.0) ** 2 / 1000).sum() < 160

@@ -1,7 +1,5 @@
 """Which samples, and how often: exact counts a class, another draw each pass, a digest of what was chosen."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,21 +53,6 @@ def test_a_class_has_exactly_its_share(factor: float, expected: int) -> None:
         assert copies is not None
         assert copies[:4].max() - copies[:4].min() <= 1
     assert selection.num_per_pass == expected + 6
-
-
-def test_every_lap_draws_others_and_the_same_again() -> None:
-    """Half of a class: another half each pass, each sample in about half of the passes; the same pass is the same."""
-    labels = np.repeat(np.array([0, 1]), 100)
-    selection = Selection(200, labels=labels, oversample={0: 0.5})
-    passes = np.array([copies_of(selection, seed=7, pass_=pass_) for pass_ in range(40)])
-    assert passes[:, :100].sum(axis=1).tolist() == [50] * 40
-    assert (passes[:, 100:] == 1).all()
-    assert len({pass_.tobytes() for pass_ in passes}) == 40
-    drawn = passes[:, :100].sum(axis=0)
-    assert 5 < drawn.min() <= drawn.max() < 35  # 20 expected, standard deviation 3.2
-    again = copies_of(Selection(200, labels=labels, oversample={0: 0.5}), seed=7, pass_=11)
-    assert np.array_equal(again, passes[11])
-    assert not np.array_equal(copies_of(selection, seed=8, pass_=11), passes[11])
 
 
 @settings(max_examples=80, deadline=None)
@@ -184,17 +167,6 @@ def test_selections_that_cannot_be_are_refused() -> None:
             Selection(10, labels=LABELS, oversample={label: 2})
 
 
-def test_leaving_out_costs_what_is_left_out() -> None:
-    """Of a billion samples, a thousand excluded: memory for a thousand, not for a billion."""
-    tracemalloc.start()
-    selection = Selection(10**9, excluded=np.arange(1000) * 999_983)
-    assert selection.num_per_pass == 10**9 - 1000
-    assert len(selection.digest) == 64
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1 << 20
-
-
 @pytest.mark.parametrize(
     ("num", "weights", "expected"),
     [
@@ -223,21 +195,6 @@ def test_mixed_length_is_the_shortest_that_has_all(sets: list[tuple[int, float]]
         (total - 1) * weight / sum(weights) < length * (1 + 1e-9)
         for length, weight in zip(lengths, weights, strict=True)
     )
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_mix_keeps_its_proportions_all_along(shuffle: bool) -> None:
-    """At every prefix each data set has its share to within a bound that does not grow; without a shuffle, evenly."""
-    lengths = [30_000, 15_000, 4_500, 500]
-    mix = Mix(lengths, seed=4, epoch=1, shuffle=shuffle)
-    sets = mix.sets(0, mix.length)
-    counts = np.stack([np.cumsum(sets == number) for number in range(4)], axis=1)
-    assert counts[-1].tolist() == lengths
-    share = np.arange(1, mix.length + 1)[:, None] * np.array(lengths) / mix.length
-    worst = np.abs(counts - share).max()
-    # In a random block of 4,096, half of it one data set's: standard deviation 32 / 2 half-way.
-    assert BLOCK_POSITIONS == 4096
-    assert 10 < worst < 150 if shuffle else worst < 4
 
 
 @settings(max_examples=50, deadline=None)

@@ -67,29 +67,3 @@ def test_photo_without_a_size_is_square() -> None:
     of = buckets(area=64 * 64, step=16)
     assert of.shapes[of.of(np.array([0, 0, 9]), np.array([0, 9, 0]))].tolist() == [[64, 64]] * 3
     assert of.cover(np.array([0, 64]), np.array([0, 32])).tolist() == pytest.approx([1, 0.5 / 0.6])
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    st.tuples(st.integers(1, 4000), st.integers(1, 4000)),
-    st.tuples(st.integers(1, 64), st.integers(1, 64)),
-    st.one_of(st.none(), st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True))),
-)
-def test_cut_is_the_largest_inside_the_photo(
-    size: tuple[int, int], shape: tuple[int, int], place: tuple[float, float] | None
-) -> None:
-    """One side is the photo's; the other one is rounded from the ratio; about the centre, or where the numbers say."""
-    from dali_pipes.graph.pipelines import covering_crop
-
-    height, width = size
-    uniforms = None if place is None else np.array([place])
-    ((top, left, rows, columns),) = covering_crop(np.array([size]), np.array([shape]), uniforms).tolist()
-    assert 0 <= top <= height - rows
-    assert 0 <= left <= width - columns
-    assert rows == height or columns == width
-    exact = (min(height, width * shape[0] / shape[1]), min(width, height * shape[1] / shape[0]))
-    assert rows == max(1, round(exact[0])) or rows == height
-    assert abs(rows - exact[0]) <= 0.5 or rows == 1
-    assert abs(columns - exact[1]) <= 0.5 or columns == 1
-    if place is None:
-        assert (top, left) == ((height - rows) // 2, (width - columns) // 2)

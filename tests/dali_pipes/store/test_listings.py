@@ -1,14 +1,13 @@
 """A listing as columns: the same rows as a list of entries, in less memory."""
 
 import pickle
-import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dali_pipes.store import listings
-from dali_pipes.store.listings import Entries, EntriesBuilder, Found, rows_among
+from dali_pipes.store.listings import Entries, EntriesBuilder, Found
 from dali_pipes.store.shard_names import ObjectEntry
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
@@ -59,28 +58,3 @@ def test_listing_has_each_name_once_and_sorted(
         assert list(Found.of(list(found))) == list(found)
         assert list(found[1:]) == list(found)[1:]
         assert found.lacking(wanted) == [name for name in wanted if name not in by_name]
-
-
-def test_names_are_found_in_any_order() -> None:
-    assert rows_among(["a", "b", "d"], ["a", "c", "d", "d"]).tolist() == [0, -1, 2, 2]
-    assert rows_among(["a", "b", "d"], ["d", "c", "a"]).tolist() == [2, -1, 0]
-    assert rows_among([], ["a"]).tolist() == [-1]
-    assert rows_among(["c", "a", "b"], ["a", "b", "d"]).tolist() == [1, 2, -1]
-
-
-def test_memory_of_a_large_listing_is_small() -> None:
-    """A hundred thousand entries with checksums take less than 100 bytes each, and no more while they are collected."""
-    tracemalloc.start()
-    try:
-        builder = EntriesBuilder()
-        builder.extend(
-            ObjectEntry(name=f"train/shard-{row:08d}.tar", size=row, checksum=f"{row:016x}") for row in range(100_000)
-        )
-        listed = builder.finish()
-        del builder
-        kept, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(listed) == 100_000
-    assert kept < 10_000_000
-    assert peak < 22_000_000

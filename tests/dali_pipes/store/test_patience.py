@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dali_pipes.commands.options import cluster_options
 from dali_pipes.store import patience as module
-from dali_pipes.store.patience import Patience, PatientThreads, Waiting, current_patience, pause, use_patience
+from dali_pipes.store.patience import Patience, PatientThreads, Waiting, current_patience, pause
 
 
 class Clock:
@@ -30,32 +30,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(module, "_told_at", {})
     monkeypatch.setattr(module, "_away", set())
     return clock
-
-
-def test_failures_are_repeated_until_the_patience_is_over(clock: Clock) -> None:
-    """Then the error says for how long, why, and what to do; pauses grow up to the longest."""
-    retries: list[None] = []
-    patience = Patience(patience_s=60, longest_pause_s=2, advice="try later", on_retry=lambda: retries.append(None))
-    waiting, pauses = Waiting(patience, "http://ais"), []
-    while (seconds := waiting.next_pause_s("503 busy")) is not None:
-        pauses.append(seconds)
-        pause(seconds)
-    assert clock.now_s == pytest.approx(1060)
-    assert pauses[0] <= 0.2
-    assert 1 < max(pauses) <= 2
-    assert len(retries) == len(pauses) > 30
-    text = rf"{len(pauses) + 1} attempts in 60\.0 s without progress \(patience: 60 s\), .*: 503 busy; .* try later"
-    with pytest.raises(module.PatienceOverError, match=text):
-        raise waiting.over("503 busy")
-
-
-def test_only_time_without_progress_counts(clock: Clock) -> None:
-    waiting = Waiting(Patience(patience_s=2), "http://ais")
-    for _ in range(4):
-        assert waiting.next_pause_s("x") is not None
-        clock.sleep(1)
-        waiting.progress()
-    assert waiting.waited_s == waiting.num_failures == 0
 
 
 @pytest.mark.parametrize(
@@ -128,12 +102,6 @@ def test_an_exception_ends_the_waits_of_the_threads() -> None:
         assert begun.wait(60)
         raise KeyboardInterrupt
     assert isinstance(waits.exception(), module.InterruptedWaitError)
-
-
-def test_threads_have_the_patience_of_their_maker() -> None:
-    """Stores that they open are as patient."""
-    with use_patience(Patience(patience_s=7)), PatientThreads(1) as threads:
-        assert threads.submit(current_patience).result().patience_s == 7
 
 
 def test_options_of_commands_set_the_patience() -> None:

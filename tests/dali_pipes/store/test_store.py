@@ -18,7 +18,6 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint, endpoint_for
 from dali_pipes.store.cluster.transformed import TransformedStore
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store
 from tests.servers import clouds
@@ -78,26 +77,6 @@ def test_of_many_writers_one_creates_the_object(store: Store, monkeypatch: pytes
     else:
         assert store.write_new("new", b"later", by="later")  # nobody is left behind
     assert [entry.name for entry in store.list_all("new")] == ["new"]
-
-
-def test_a_claim_of_a_stopped_job_is_named(bucket: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job itself goes on when it is run again."""
-    monkeypatch.setattr(listing, "LONGEST_PAUSE_S", 0.0)
-    bucket.create()
-    bucket.write("new.claim-aa11-0123", b"claimed")
-    with pytest.raises(StoreError, match=r"another job has claimed this name \('new.claim-aa11-0123'\).*delete its"):
-        bucket.write_new("new", b"data", by="bb22")
-    assert [entry.name for entry in bucket.list("")] == ["new.claim-aa11-0123"]
-    assert bucket.write_new("new", b"data", by="aa11")
-    assert [entry.name for entry in bucket.list("")] == ["new"]
-
-
-def test_store_upload_has_the_bytes_of_the_file(store: Store, tmp_path: Path) -> None:
-    data = bytes(range(256)) * 20_000  # several blocks
-    (tmp_path / "file").write_bytes(data)
-    store.upload("up", tmp_path / "file")
-    assert store.read("up") == data
-    assert store.size("up") == len(data)
 
 
 def test_store_list_gives_names_below_prefix_in_order(store: Store) -> None:
@@ -191,16 +170,6 @@ def test_entries_of_shards_in_several_folders_and_of_missing_ones(tmp_path: Path
         ShardSet(store=store, names=(*names, "c/x-3.tar")).entries()
 
 
-def test_ais_store_at_a_closed_port_is_not_waited_for(closed_port: int) -> None:
-    """Its address may be wrong."""
-    endpoint = f"http://127.0.0.1:{closed_port}"
-    with use_patience(Patience()):
-        with pytest.raises(StoreError, match=rf"no answer from AIStore at {endpoint} \(.*\); is it running\?"):
-            AisStore(endpoint, "pets").list("")
-        with pytest.raises(StoreError, match=endpoint):
-            check_endpoint(endpoint)
-
-
 def test_endpoint_for_reads_only_buckets_that_the_node_has_and_writes_any(tmp_path: Path) -> None:
     """A bucket that is read must be in the embedded node's folder; a bucket that is written may be new."""
     folder = tmp_path / "node"
@@ -230,16 +199,6 @@ def proxy(monkeypatch: pytest.MonkeyPatch, closed_port: int) -> str:
     for name in ("HTTP_PROXY", "http_proxy"):
         monkeypatch.setenv(name, f"http://user:secret@127.0.0.1:{closed_port}")
     return f"'http://127.0.0.1:{closed_port}'"
-
-
-def test_loopback_endpoint_is_reached_past_a_proxy(proxy: str, node: str) -> None:
-    """By name, too; what is not on this machine goes through it."""
-    for endpoint in (node, node.replace("127.0.0.1", "localhost")):
-        check_endpoint(endpoint)
-        store = AisStore(endpoint, "past-a-proxy")
-        store.create()
-        store.write("a", b"1")
-        assert store.read("a") == b"1"
 
 
 def test_proxy_that_does_not_answer_is_named(proxy: str) -> None:
@@ -272,19 +231,3 @@ def test_ais_store_at_a_hung_endpoint_is_reported_once(monkeypatch: pytest.Monke
             with pytest.raises(StoreError, match=rf"no answer from AIStore at {server.endpoint} \(no byte for 0.2 s"):
                 ask()
             assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(
-    ("body", "headers", "text"),
-    [
-        (b'{"message": "no room", "status": 507}', {}, "507 no room$"),
-        (b"no JSON", {}, "507 no JSON$"),
-        (b"", {}, "507 Insufficient Storage$"),
-        (b"", {"Hdr-Error": '{"message": "no room"}'}, "507 no room$"),  # HEAD has no body
-    ],
-)
-def test_ais_store_error_has_the_message_and_no_json(body: bytes, headers: dict[str, str], text: str) -> None:
-    fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = f"HTTP/1.1 507 Insufficient Storage\r\n{fields}Content-Length: {len(body)}\r\n\r\n"
-    with scripted(says(head.encode() + body)) as server, pytest.raises(StoreError, match=text):
-        AisStore(server.endpoint, "pets").list("")

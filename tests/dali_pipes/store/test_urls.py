@@ -1,14 +1,11 @@
 """What texts and paths name as shards, as outputs and as stores; which of them are refused, and how."""
 
-import os
 import re
 from pathlib import Path
 
 import pytest
-from braceexpand import braceexpand
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store import shard_names
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import ObjectEntry
@@ -70,9 +67,6 @@ def tars(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# --- every form that shards may be named in ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("url", "names"),
     [
@@ -103,65 +97,6 @@ def test_resolve_shards_of_any_local_form(
         assert tuple(shards.names) == names
         assert shards.store.url == str(tars)
         assert names[0].startswith("absent") or shards.store.size(names[0]) == 0
-
-
-@pytest.mark.parametrize("rest", ["a/x", "a/x-", "a/", "a"])
-def test_resolve_shards_of_a_bare_prefix_lists_the_bucket(bucket: AisStore, rest: str) -> None:
-    """Up to a name's middle, a dash, or a folder's slash."""
-    bucket.create()
-    for name in ("a/x-1.tar", "a/x-0.tar", "a/x-manifest.safetensors", "b-0.tar"):
-        bucket.write(name, b"x")
-    shards = resolve_shards(f"{bucket.url}/{rest}", endpoint=bucket.endpoint)
-    assert shards.names == ("a/x-0.tar", "a/x-1.tar")
-    assert (shards.prefix, shards.url) == ("a/x-", f"{bucket.url}/a/x-")
-
-
-def test_resolve_shards_of_names_with_the_characters_of_patterns(tmp_path: Path) -> None:
-    """A name that exists is that, whatever a glob or braces would make of it; a URL decodes what `as_uri` encoded."""
-    odd = tmp_path / "a[1]{2}"
-    odd.mkdir()
-    (odd / "x-0.tar").touch()
-    assert resolve_shards(odd, endpoint=None).names == ("x-0.tar",)
-    folder = tmp_path / "a b%"
-    folder.mkdir()
-    shards = resolve_shards((folder / "x-{0..1}.tar").as_uri(), endpoint=None)
-    assert (shards.store.url, shards.names) == (str(folder), ("x-0.tar", "x-1.tar"))
-
-
-def test_resolve_shards_of_links_to_anywhere(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A tree is its user's own: a shard may be a link out of it, and keeps the name that it has there."""
-    outside = tmp_path_factory.mktemp("outside") / "real.tar"
-    outside.write_bytes(b"12345")
-    (tars / "l-0.tar").symlink_to(outside)
-    shards = resolve_shards(tars / "l-", endpoint=None)
-    assert shards.names == ("l-0.tar",)
-    assert (shards.store.url, shards.store.size("l-0.tar")) == (str(tars), 5)
-
-
-@pytest.mark.parametrize("urls", [["a/../../up.tar", "a/b.tar"], ["{a,b/..}/x.tar"], ["../x-{0..1}.tar"]])
-def test_resolve_shards_gives_no_local_name_that_leaves_its_directory(
-    urls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Dots in a path move the directory that all shards lie in, never a shard out of it."""
-    monkeypatch.chdir(tmp_path)
-    shards = resolve_shards(urls, endpoint=None)
-    assert not [name for name in shards.names if ".." in name or name.startswith("/")]
-    found = [shards.store.locate(name) for name in shards.names]
-    assert found == [os.path.abspath(path) for url in urls for path in braceexpand(url)]  # noqa: PTH100
-
-
-def test_resolve_shards_of_as_many_names_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_names, "MAX_EXPANDED", 1000)
-    for url in ("ais://pets/x/a-{0000000..0000999}.tar", "/data/x/a-{0000000..0000999}.tar"):
-        shards = resolve_shards(url, endpoint=ENDPOINT)
-        assert len(shards.names) == 1000
-        assert shards.names[-1].endswith("a-0000999.tar")
-        assert shards.url == url.partition("{")[0]
-    with pytest.raises(ValueError, match="stands for more than 1,000 names"):
-        resolve_shards("/data/x/a-{0000000..0001000}.tar", endpoint=ENDPOINT)
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,9 +192,6 @@ def test_url_with_too_few_slashes_is_no_folder(url: str, tmp_path: Path, monkeyp
     Path(url).parent.mkdir(parents=True)
     assert open_prefix(f"{url.partition('/')[0]}/x-", endpoint=None)[0].directory is not None
     assert open_prefix(Path("./s3:/new"), endpoint=None)[0].directory == Path("s3:/new")
-
-
-# --- compressed shards ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -16,18 +16,14 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlencode
 
-import numpy as np
 import pytest
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
-from dali_pipes.store.cloud import bucket
 from dali_pipes.store.cloud.bucket import WHOLE_BYTES, CloudStore
-from dali_pipes.store.patience import IMPATIENT, use_patience
 from dali_pipes.store.urls import open_store
 from tests.servers.clouds import AZURE_ACCOUNT, AZURE_KEY, KINDS, cloud_bucket
 from tests.servers.faulty import faulty
-from tests.servers.scripted import Visit, scripted
 
 MIB = memoryview(bytes(1 << 20))
 
@@ -187,17 +183,6 @@ def breaking_writes(monkeypatch: pytest.MonkeyPatch, url: str, writes: Sequence[
         yield store
 
 
-@pytest.mark.parametrize("num_bytes", [5_000_000, 40 << 20])
-def test_bytes_that_break_on_the_way_to_s3_are_sent_again(
-    s3_in_environment: CloudStore, monkeypatch: pytest.MonkeyPatch, num_bytes: int
-) -> None:
-    """Each request, also of a part of a large object, is signed with the SHA-256 of its bytes, and S3 compares it."""
-    data = np.random.default_rng(num_bytes).bytes(num_bytes)
-    with breaking_writes(monkeypatch, s3_in_environment.url, ["flip"]) as store:
-        store.write("x", data)
-    assert s3_in_environment.read("x") == data
-
-
 def test_new_object_whose_answer_was_lost_is_the_writers_own(
     s3_in_environment: CloudStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,16 +190,3 @@ def test_new_object_whose_answer_was_lost_is_the_writers_own(
         assert store.write_new("x", b"mine", by="a")
         assert not store.write_new("x", b"theirs", by="b")
     assert s3_in_environment.read("x") == b"mine"
-
-
-def test_server_that_falls_silent_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of an object: not for ever is it waited for."""
-    monkeypatch.setattr(bucket, "STALL_S", 0.2)
-    begun = b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n" + bytes(5000)
-
-    def stalls(visit: Visit) -> None:
-        visit.send(begun)
-        visit.server.closing.wait(120)
-
-    with scripted(stalls) as server, use_patience(IMPATIENT), pytest.raises(StoreError, match="stalls"):
-        open_store(f"{server.endpoint}/a", endpoint=None)[0].read("stalls")

@@ -16,8 +16,6 @@ from dali_pipes.store.cluster.access import ClusterMap, Proxies
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.patience import IMPATIENT, Patience, use_patience
 from dali_pipes.store.shard_names import ObjectEntry
-from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
 from tests.servers.scripted import scripted
 
 
@@ -106,16 +104,6 @@ def test_rebalance_that_begins_while_it_lists_is_noticed(impatient: AisStore, mo
         impatient.list_all("s-")
 
 
-def test_index_of_a_bucket_in_a_rebalance_leaves_the_manifest(
-    filled: AisStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    say(monkeypatch, "rebalance", [RUNS])
-    filled.write("s-manifest.safetensors", b"the good one")
-    with use_patience(IMPATIENT), pytest.raises(StoreError, match="cannot be listed now: a rebalance"):
-        index_shards(resolve_shards(f"{filled.url}/s-", endpoint=filled.endpoint))
-    assert filled.read("s-manifest.safetensors") == b"the good one"
-
-
 def lacking_at_first(monkeypatch: pytest.MonkeyPatch, bucket: AisStore) -> list[int]:
     """Have the first two listings lack two objects; returns a list with the number of listings."""
     whole, num_listings = bucket.list("s-"), [0]
@@ -133,16 +121,6 @@ def show_maps(monkeypatch: pytest.MonkeyPatch, *maps: tuple[int, str]) -> None:
     left = [ClusterMap(version, (), frozenset(targets)) for version, targets in maps]
     monkeypatch.setattr(Proxies, "ask_map", lambda *_, **__: left.pop(0) if len(left) > 1 else left[0])
     monkeypatch.setattr("dali_pipes.store.cluster.listing.SETTLED_S", 0.1)
-
-
-@pytest.mark.parametrize("looks", [1, 2])
-def test_target_that_died_is_waited_for_and_then_refused(
-    impatient: AisStore, monkeypatch: pytest.MonkeyPatch, looks: int
-) -> None:
-    """Seen on AIS 4.9: the listing lacks its objects, and no job runs. Before the listing, and while it is taken."""
-    show_maps(monkeypatch, *[(1, "ab")] * looks, (2, "a"))
-    with pytest.raises(StoreError, match="cannot be listed now: a target that was there when this command began"):
-        impatient.list_all("s-")
 
 
 @pytest.mark.parametrize(
@@ -163,17 +141,6 @@ def test_listing_is_taken_anew_after_the_cluster_has_changed(
     num_listings = lacking_at_first(monkeypatch, filled)
     assert len(filled.list_all("s-")) == 3
     assert num_listings == [4]
-
-
-def test_listing_is_taken_again_until_two_agree(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = filled.list("s-")
-    listings = [whole[:1], whole[:2], whole, whole]
-    monkeypatch.setattr(AisStore, "list", lambda self, prefix: listings.pop(0))
-    assert filled.list_all("s-") == whole
-    assert listings == []
-    listings = [whole[:1], whole[:2]] * 3
-    with pytest.raises(StoreError, match="5 listings differ, the last ones have 2 and 1 objects"):
-        filled.list_all("s-")
 
 
 def refuse_jobs(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:

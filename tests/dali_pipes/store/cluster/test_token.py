@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.errors import StoreError
-from dali_pipes.store.cluster.access import ClusterAccess, Token, refusal_advice
+from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.sessions import PatientSessions
 from dali_pipes.store.patience import Patience
 from tests.servers.scripted import Visit, scripted
@@ -125,17 +125,3 @@ def test_job_waits_for_the_next_token_in_its_file(tmp_path: Path) -> None:
 def test_token_goes_to_the_endpoint_only(url: str, expected: str | None) -> None:
     access = ClusterAccess(endpoint="http://ais:51080", token=Token("s3cret"))
     assert dict(access.headers_for(url)).get("Authorization") == expected
-
-
-@pytest.mark.parametrize(
-    ("status", "text", "token", "expected"),
-    [
-        (401, "401 token required", None, "; log in (ais auth login), or set AIS_AUTHN_TOKEN_FILE"),
-        (401, "401 token expired", Token(file=Path("/t")), "the token in the file '/t' has expired: get a new one"),
-        (401, "401 bad", Token("t"), "the token in AIS_AUTHN_TOKEN is not valid for this cluster"),
-        (403, "403 denied", Token("t"), "the token in AIS_AUTHN_TOKEN lacks a right: ask the cluster's administrator"),
-        (403, "403 denied", None, "the request has no token: ask"),
-    ],
-)
-def test_refusal_says_where_the_token_comes_from(status: int, text: str, token: Token | None, expected: str) -> None:
-    assert expected in refusal_advice(status, text, token)

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from dali_pipes.errors import DataError, StoreError
-from dali_pipes.store.cluster.access import Token
+from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.http.objects import ObjectFile
 from dali_pipes.store.patience import Patience, use_patience
@@ -101,14 +100,6 @@ def _read(access: AisStore, name: str) -> bytes:
     return AisStore(access.endpoint, access.bucket).read(name)
 
 
-def test_write_stream_asks_the_proxy_first_and_sends_it_no_body(access: AisStore, seen: _Seen) -> None:
-    """With the true length, of which AuthN makes a signature."""
-    for name in ("x.tar", "a/y z+ü.tar"):
-        access.write_stream(name, _chunks, num_bytes=len(DATA))
-        assert _read(access, name) == DATA
-    assert seen.asked == [("proxy", len(DATA), True), ("target", len(DATA), False)] * 2
-
-
 def test_write_stream_to_what_does_not_redirect_stores_there(
     access: AisStore, seen: _Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,34 +150,6 @@ def test_write_stream_that_keeps_failing_says_what_and_where(
         AisStore(access.endpoint, "b").access().write_stream("x.tar", _chunks, num_bytes=len(DATA))
     with pytest.raises(StoreError, match="no object"):
         _read(access, "x.tar")
-
-
-def test_write_stream_whose_source_fails_stores_nothing(access: AisStore) -> None:
-    """The error comes through as it is, and the next object follows on a connection of its own."""
-
-    def broken() -> Iterator[memoryview]:
-        yield memoryview(DATA)[: 1 << 20]
-        raise DataError("a source changed")
-
-    with pytest.raises(DataError, match="a source changed"):
-        access.write_stream("x.tar", broken, num_bytes=len(DATA))
-    with pytest.raises(StoreError, match="no object"):
-        _read(access, "x.tar")
-    access.write_stream("y.tar", _chunks, num_bytes=len(DATA))
-    assert _read(access, "y.tar") == DATA
-
-
-def test_access_carries_type_token_and_tls_and_hides_the_token(
-    node: str, monkeypatch: pytest.MonkeyPatch, bucket: AisStore
-) -> None:
-    bucket.create()
-    assert bucket.access().checksum_type == "xxhash2"
-    monkeypatch.setenv("AIS_AUTHN_TOKEN", "secret-token")
-    access = bucket.access()
-    assert access.http.token == Token("secret-token")
-    assert "secret" not in repr(access)
-    access.write_stream("x", lambda: iter([memoryview(b"12")]), num_bytes=2)
-    assert bucket.read("x") == b"12"
 
 
 @pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.aistore)])
