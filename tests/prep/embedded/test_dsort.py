@@ -11,7 +11,7 @@ from prep.embedded.server import NodeServer
 from prep.embedded.storage import RefusalError, Storage
 from tests.prep.embedded.conftest import node_server
 from tests.programs import wait_until
-from tests.shards import read_tar, tar_bytes
+from tests.shards import tar_bytes
 
 SPEC: dict[str, Any] = {
     "input_bck": {"name": "b", "provider": "ais"},
@@ -34,10 +34,9 @@ def node(tmp_path: Path) -> Iterator[NodeServer]:
         yield server
 
 
-def run(node: NodeServer, *, abort: bool = False, **changes: object) -> dict[str, Any]:
+def run(node: NodeServer, **changes: object) -> dict[str, Any]:
     """Run a job and return its last status."""
     job = SortJob(parse_job_spec(SPEC | changes), node.storage, "target", endpoint=node.endpoint)
-    job.is_aborted = abort
     job.start()
     wait_until(lambda: job.is_done)
     return job.status()
@@ -45,14 +44,6 @@ def run(node: NodeServer, *, abort: bool = False, **changes: object) -> dict[str
 
 def read_all(storage: Storage, prefix: str) -> dict[str, bytes]:
     return {name: storage.read("b", name) for name in storage.list_names("b", prefix=prefix)}
-
-
-def test_abort_stops_the_job(node: NodeServer) -> None:
-    """The status says so as AIS does; nothing is written."""
-    status = run(node, abort=True)
-    assert (status["aborted"], status["Metrics"]["aborted"]) == (True, True)
-    assert status["Metrics"]["errors"] == [f"t[target]: [dsort] {status['id']} aborted"]
-    assert read_all(node.storage, "out-") == {}
 
 
 @pytest.mark.parametrize(
@@ -74,13 +65,6 @@ def test_job_that_fails_says_why_and_writes_nothing(node: NodeServer, changes: d
     [said] = run(node, **changes)["Metrics"]["errors"]
     assert error in said
     assert read_all(node.storage, "") == before
-
-
-def test_no_output_size_spreads_over_the_names(node: NodeServer) -> None:
-    """1,000 bytes are spread over four names."""
-    run(node, output_shard_size="", output_format="out-{0..3}")
-    shards = read_all(node.storage, "out-").values()
-    assert [len(read_tar(shard)) for shard in shards] == [5, 5, 5, 5]
 
 
 @pytest.mark.parametrize(

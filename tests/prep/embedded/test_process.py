@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from dali_pipes.errors import StoreError
 from dali_pipes.processes.programs import ServerProcess
 from dali_pipes.store.cluster.embedded_node import ALLOW_ETL, start
 from prep.embedded.storage import Storage
-from tests.prep.embedded.conftest import get, node_server, put, sdk
+from tests.prep.embedded.conftest import get, put, sdk
 from tests.programs import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -124,19 +123,6 @@ def test_node_ends_with_its_owner(tmp_path: Path, how: str, end: signal.Signals 
         wait_until(lambda: not answers(endpoint), "the node outlived its owner")
 
 
-def test_two_nodes_over_one_folder_see_the_same(tmp_path: Path) -> None:
-    """Two nodes over one folder share all objects while both run; both may write one object."""
-    with start(tmp_path) as one, node_server(tmp_path) as two:
-        first, second = sdk(one.endpoint).bucket("b").create(), sdk(two.endpoint).bucket("b")
-        put(first, "a", b"one")
-        assert get(second, "a") == b"one"
-        put(second, "a", b"two")
-        assert get(first, "a") == b"two"
-        assert first.object("a").props.obj_version == "2"
-        second.delete()
-        assert sdk(one.endpoint).cluster().list_buckets() == []
-
-
 def test_killed_in_mid_put_keeps_the_old_object(tmp_path: Path) -> None:
     """The next node finds the old object, and removes the half-written file."""
     node = start(tmp_path)
@@ -178,15 +164,3 @@ def test_folder_that_takes_no_more_is_507_and_nothing_changes(node: ServerProces
     resource.prlimit(node.pid, resource.RLIMIT_FSIZE, no_limit)
     put(bucket, "dir/new", bytes(3 << 20))
     assert bucket.object("dir/new").props.size == 3 << 20
-
-
-def test_slowed_node_waits_before_each_answer_and_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Two nodes over one folder, as `bench windows` has them; the proxy's answer and the target's each wait once."""
-    latency_s = 0.1
-    with Storage(tmp_path) as storage:
-        storage.create_bucket("b")
-        storage.write("b", "a", [b"bytes"])
-        with start(tmp_path, latency_s=latency_s) as slow:
-            since_s = time.monotonic()
-            assert get(sdk(slow.endpoint).bucket("b"), "a") == b"bytes"
-            assert time.monotonic() - since_s >= 2 * latency_s

@@ -2,15 +2,11 @@
 
 import email.utils
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 import requests
 from aistore import Client
 from aistore.sdk.bucket import Bucket
-
-from prep.embedded.storage import BucketProps
-from tests.prep.embedded.conftest import node_server
 
 BODY = b"0123456789"
 
@@ -118,15 +114,6 @@ def test_s3_of_the_embedded_node_says_what_it_does_not_do(
     answer = ask(stored, method, name)
     assert (answer.status_code, code_of(answer)) == (status, code)
     assert ask(stored, "GET", "a").content == BODY
-
-
-def test_s3_head_of_a_bucket_without_checksums_has_none(tmp_path: Path) -> None:
-    with node_server(tmp_path) as node:
-        node.storage.create_bucket("plain", BucketProps(checksum_type="none"))
-        node.storage.write("plain", "a", [BODY])
-        answer = requests.head(f"{node.endpoint}/s3/plain/a", timeout=60)
-    assert (answer.status_code, answer.headers["Content-Length"]) == (200, "10")
-    assert "X-Amz-Meta-Ais-Cksum-Type" not in answer.headers
 
 
 def test_s3_listing_gives_names_and_sizes(stored: Bucket) -> None:

@@ -17,22 +17,15 @@ from dali_pipes.cli import main
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.cluster.transformed import NoEtlError
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.etl.run import Output, get_transformed, open_output, run_offline, start_etl, stop_etl, transform_shards
 from prep.etl.transforms import ShardTransform, load_transform, pets
 from tests.prep.etl import functions
-from tests.prep.etl.conftest import FUNCTIONS, make_shard, stub, words
+from tests.prep.etl.conftest import FUNCTIONS, make_shard, words
 from tests.shards import encode_mask, encode_photo, make_source, pack, read_tar, tar_bytes
 
 # As the clusters said them: AIS 4.9 and 5.0 without Kubernetes.
-NO_KUBERNETES = (
-    400,
-    "unable to load in-cluster configuration, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT must be defined",
-)
-NEEDS_KUBERNETES = (400, "the operation requires Kubernetes")
-NO_TAG = (501, "cannot use ETL in a build without ETL support - operation not supported")
 
 
 @contextmanager
@@ -283,28 +276,6 @@ def test_what_an_etl_cannot_do_is_refused_with_the_way_out(source: AisStore) -> 
             run_offline(found, output, etl=etl)
         run_offline(found, output, etl=etl, overwrite=True)
     assert list(dict(read_tar(output.store.read("samples-000001.tar")))) == ["d/004.txt", "d/004.cls"]
-
-
-@pytest.mark.parametrize("answer", [NO_KUBERNETES, NEEDS_KUBERNETES, NO_TAG], ids=["4.9", "4.9 stop", "5.0"])
-def test_cluster_without_kubernetes_is_told_with_the_way_out(answer: tuple[int, str]) -> None:
-    """AIS 4.9 and 5.0 answered so; every use of ETL gives the same error."""
-    status, text = answer
-    with stub(status, {"message": text, "status": status}) as server:
-        store = AisStore(server.endpoint, "pets")
-        out = Output(store=AisStore(server.endpoint, "out"), prefix="")
-        found = resolve_shards("ais://pets/samples-000000.tar", endpoint=server.endpoint)
-        for ask in (
-            lambda: start_etl(store, "pets-etl", transform="pets"),
-            lambda: stop_etl(store, "pets-etl"),
-            lambda: get_transformed(store, "samples-000000.tar", io.BytesIO(), etl="pets-etl"),
-            lambda: run_offline(found, out, etl="pets-etl"),
-        ):
-            with pytest.raises(NoEtlError) as caught:
-                ask()
-            said = str(caught.value)
-            assert f"no ETL at {store.endpoint}: {status} {text}; " in said
-            assert "on Kubernetes" in said
-            assert said.endswith("from here, with no ETL: dali-pipes prep transform URL OUT --function ...")
 
 
 # Commands

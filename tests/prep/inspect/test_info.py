@@ -12,18 +12,15 @@ import pytest
 from click.testing import Result
 from PIL import Image
 
-from dali_pipes.commands.options import format_bytes
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.photo_header import read_whole_photo_header
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
 from prep.inspect.info import Distribution, SetInfo, describe_set
 from prep.photos.details import PhotoDetails, photo_details
 from tests.conftest import SHARED_DATA
 from tests.prep.commands.calls import call_prep
 from tests.shards import Sample, fill_bucket, image_bytes, make_samples, mask_bytes, photo_bytes, write_shards
-from tests.turned_photos import slope, turned_photo
 
 
 def describe(shards: Path | str, **options: int) -> SetInfo:
@@ -159,21 +156,6 @@ def test_pixels_are_those_of_numpy(tmp_path: Path) -> None:
     np.testing.assert_allclose(pixels.std, np.sqrt(squares - mean**2), rtol=1e-9)
 
 
-def test_sample_of_pixels_is_seeded(small_shards: Path) -> None:
-    """The same seed draws the same photos, another draws others; none are decoded for 0."""
-
-    def means(seed: int) -> object:
-        pixels = describe(small_shards, num_pixels=5, seed=seed).photos["image.jpg"].pixels
-        assert pixels is not None
-        assert pixels.num_photos == 5
-        return pixels.mean
-
-    assert means(1) == means(1) != means(2)
-    assert describe(small_shards, num_pixels=0).photos["image.jpg"].pixels is None
-    assert describe(small_shards, num_headers=7).photos["image.jpg"].num_headers == 7
-    assert describe(small_shards, num_headers=0).photos["image.jpg"].num_headers == 23
-
-
 def test_kinds_of_photos_are_counted(tmp_path: Path) -> None:
     """What cannot be decoded is counted, not raised."""
     photos = [
@@ -204,17 +186,6 @@ def test_kinds_of_photos_are_counted(tmp_path: Path) -> None:
     assert (photo.pixels.num_photos, photo.pixels.num_undecodable) == (6, 2)
 
 
-def test_shards_without_an_index_are_read(tmp_path: Path, small_samples: list[Sample]) -> None:
-    """The same figures as with one, and nothing is written."""
-    write_shards(tmp_path, small_samples, per_shard=6, index=False)
-    before = sorted(path.name for path in tmp_path.iterdir())
-    info = describe(tmp_path)
-    assert not info.is_indexed
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-    index_shards(resolve_shards(tmp_path, endpoint=None))
-    assert replace(describe(tmp_path), is_indexed=False) == info
-
-
 def test_info_of_a_bucket_reads_no_shard(
     bucket: AisStore, node: str, small_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,13 +194,6 @@ def test_info_of_a_bucket_reads_no_shard(
     monkeypatch.setattr(AisStore, "open", lambda _, name: pytest.fail(name))
     info = describe_set(resolve_shards(f"{bucket.url}/s-", endpoint=node))
     assert replace(info, url="") == replace(describe(small_shards), url="")
-
-
-def test_components_that_are_no_photos_and_a_set_without_labels(tmp_path: Path) -> None:
-    write_shards(tmp_path, [Sample("a", {"txt": b"one"}), Sample("b", {"txt": b"two", "json": b"{}"})], per_shard=2)
-    info = describe(tmp_path)
-    assert (info.photos, info.class_counts, info.components) == ({}, {}, {"json": 1, "txt": 2})
-    assert "json: 1, 2 B, 1 samples lack it" in call(tmp_path).stdout
 
 
 @pytest.mark.parametrize(
@@ -251,20 +215,6 @@ def test_distribution_bins_hold_all(values: list[int], edges: list[int], counts:
 # The command
 
 
-def test_command_tells_and_prints_json(small_shards: Path) -> None:
-    text = call(small_shards).stdout
-    size = sum(path.stat().st_size for path in small_shards.glob("*.tar"))
-    assert text.splitlines()[0] == f"{small_shards}/s-: 4 shards, 23 samples, {format_bytes(size)}"
-    assert "5 classes of 4 to 5 samples" in text
-    assert "image.jpg: 23 photos (23 JPEG)" in text
-    assert "trimap.png: 23 masks (23 PNG)" in text
-    assert "JPEG engine: takes 100.0% (23 of 23)" in text
-    assert "\x1b[" not in text
-    answer = json.loads(call(small_shards, "--json").stdout)
-    assert answer["photos"]["image.jpg"]["num_for_hardware"] == 23
-    assert answer["class_counts"] == {"1": 5, "2": 5, "3": 5, "4": 4, "5": 4}
-
-
 def test_bad_input_is_told(small_shards: Path, tmp_path: Path) -> None:
     """Arguments, places that are none, manifests and indexes that are damaged."""
     assert "-1 is not in the range x>=0" in call(small_shards, "--pixels", "-1").output
@@ -278,20 +228,6 @@ def test_bad_input_is_told(small_shards: Path, tmp_path: Path) -> None:
     (tmp_path / "set" / "s-manifest.safetensors").write_bytes(mask_bytes(1, 3, 3))
     with pytest.raises(DataError, match="expected a dali-pipes manifest"):
         describe(tmp_path / "set")
-
-
-def test_turned_photos_are_counted_and_sized_upright(tmp_path: Path) -> None:
-    """All photos by the manifest, not only those whose headers are looked at; an old index does not know."""
-    photo = slope(20, 30)
-    samples = [
-        Sample(f"{value}", {"jpg": turned_photo(photo, value), "png": mask_bytes(1, 8, 8)}) for value in range(1, 9)
-    ]
-    shards = resolve_shards(write_shards(tmp_path, samples, per_shard=8), endpoint=None)
-    info = describe_set(shards, num_headers=1, num_pixels=0)
-    assert (info.photos["jpg"].num_turned, info.photos["png"].num_turned) == (7, 0)
-    assert (info.photos["jpg"].height.least, info.photos["jpg"].height.greatest) == (20, 30)
-    result = call(tmp_path)
-    assert "turned: 7 by their EXIF orientation; graphs give them upright, as counted here" in result.output
 
 
 # Buckets, against what a loop over the photos says
@@ -337,38 +273,3 @@ def test_figures_are_those_of_a_loop(shards: Path) -> None:
     assert found["num_steps"] == sum(-(-num // 8) for num in counts.values())
     assert (found["photo"], found["num_unsized"], found["num_windows"]) == ("image.jpg", 1, 1)
     assert (found["window_bytes"], found["global_batch_size"]) == ("all", 8)
-
-
-def test_windows_have_ends_of_their_own(shards: Path) -> None:
-    """A window of one shard each: the ends are those of every shard."""
-    options = ("--buckets", "area=64*64,step=16", "--batch-size", "8", "--window-bytes", "1", "--json")
-    found = json.loads(call_buckets(shards, *options).stdout)["buckets"]
-    nearest = [min(SHAPES, key=lambda shape: lost(size, shape)) for size in SIZES] + [(64, 64)]
-    windows = [Counter(nearest[first : first + 17]) for first in range(0, 51, 17)]
-    assert found["num_windows"] == 3
-    assert [row["num_left"] for row in found["buckets"]] == [
-        sum(window[shape] % 8 for window in windows) for shape in SHAPES
-    ]
-
-
-def test_table_for_people(shards: Path) -> None:
-    lines = call_buckets(shards, "--buckets", "area=64*64,step=16", "--batch-size", "8").stdout.splitlines()
-    (head,) = (row for row, line in enumerate(lines) if line.startswith("image.jpg: 3 buckets, steps of 8, 1 window"))
-    assert lines[head + 1].strip().startswith("cut off: ")
-    assert "1 sample without a readable photo count" in lines[head + 2]
-    assert " ".join(lines[head + 3].split()) == "shape samples cut off enlarged DROP leaves out FILL repeats"
-    assert [line.split()[:3] for line in lines[head + 4 :]] == [["48", "x", "80"], ["64", "x", "64"], ["80", "x", "48"]]
-
-
-def test_description_that_is_none(shards: Path) -> None:
-    for text, expected in (
-        ("area=64,stp=2", "expected NAME=VALUE with one of area, step, max_aspect, photo, got 'stp=2'"),
-        ("area=ab", "area must be a number, got 'ab'"),
-        ("step=16", "area is missing; for instance area=256*256,step=32,max_aspect=2"),
-        ("area=64", "area must be at least step * step, 1024 pixels, got 64; pass a smaller step"),
-    ):
-        result = call_buckets(shards, "--buckets", text)
-        assert result.exit_code == 2
-        assert expected in " ".join(result.stderr.split())
-    result = call_buckets(shards, "--buckets", "area=64*64,photo=cls")
-    assert "expected heights and widths of 'cls'" in str(result.exception)

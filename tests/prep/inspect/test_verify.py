@@ -12,17 +12,12 @@ from click.testing import Result
 from PIL import Image
 
 import dali_pipes as dp
-from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import PipesError, StoreError, printable
 from dali_pipes.formats.names import index_name
 from dali_pipes.formats.quarantine import read_exclusions
-from dali_pipes.formats.sample_columns import SampleColumns
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
 from prep.inspect.verify import VerifyReport, verify
-from prep.pack.pack import open_target
-from prep.sources.folders import pets
 from tests.hostile_photos import undecodable
 from tests.loaders import keys_of, open_loader
 from tests.prep.commands.calls import call_prep
@@ -32,15 +27,12 @@ from tests.shards import (
     image_bytes,
     make_samples,
     mask_bytes,
-    pack,
     photo_bytes,
     tar_bytes,
     with_data,
     write_shards,
     write_tar,
 )
-from tests.simulated import read_column_file
-from tests.turned_photos import slope, turned_photo
 
 REPOSITORY = Path(__file__).parents[3]
 PHOTO = photo_bytes(1, 40, 33)
@@ -162,27 +154,6 @@ def test_dali_decodes_in_a_process_of_its_own(tmp_path: Path, capfd: pytest.Capt
     assert re.search("cannot be decoded: DALI.*; Pillow: broken data stream", found(report)[0][3])
     assert report.num_decoded == 9
     assert capfd.readouterr().err == ""
-
-
-def test_masks_are_what_the_caller_says(tmp_path: Path) -> None:
-    """A depth map beside a photo looks like a mask by its name; the caller knows."""
-    write_shards(tmp_path, samples_with("trimap.png", image_bytes(np.ones((33, 40), np.uint16))), per_shard=5)
-    assert [kind for kind, *_ in found(run(tmp_path))] == ["mask"]
-    assert found(run(tmp_path, masks=())) == []
-    assert {kind for kind, *_ in found(run(tmp_path, masks=["image.jpg"]))} == {"mask"}
-
-
-def test_masks_of_turned_photos_are_compared_upright(tmp_path: Path) -> None:
-    """verify compares upright sizes, as loaders do; the finding says that the mask fits the stored photo."""
-    photo = slope(20, 30)
-    samples = [
-        Sample(key, {"jpg": turned_photo(photo, 6), "png": turned_photo(photo[..., 0] % 3 + 1, of_mask, "PNG")})
-        for key, of_mask in (("a", 8), ("b", 1))
-    ]
-    ((kind, key, _, text),) = found(run(write_shards(tmp_path, samples, per_shard=2)))
-    assert (kind, key) == ("mask size", "b")
-    assert "has 20 x 30 pixels, 'jpg' 30 x 20, both turned upright" in text
-    assert "as stored it fits" in text
 
 
 def test_same_key_in_two_shards_is_a_duplicate(tmp_path: Path) -> None:
@@ -309,48 +280,6 @@ def test_shards_that_were_changed_since(indexed: Path) -> None:
     assert second["columns"].startswith("the column file has other keys than the shard")
 
 
-def test_index_that_is_damaged_or_gone(indexed: Path) -> None:
-    """By its checksum in the manifest."""
-    path = indexed / index_name("s-000000.tar")
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    (indexed / index_name("s-000001.tar")).unlink()
-    texts = [text for kind, _, _, text in found(run(indexed)) if kind == "index"]
-    assert texts[0].startswith(f"its index '{path.name}' is not the one that the manifest lists; index the shards anew")
-    assert texts[1].startswith("its index 's-000001.index.safetensors' does not exist")
-
-
-def test_manifest_and_column_file_that_are_none(indexed: Path) -> None:
-    """The shards are verified all the same."""
-    (indexed / "s-columns.safetensors").write_bytes(b"no columns")
-    report = run(indexed)
-    assert [kind for kind, *_ in found(report)] == ["columns"]
-    assert report.num_samples == 4
-    (indexed / "s-manifest.safetensors").write_bytes(b"no manifest")
-    assert [kind for kind, *_ in found(run(indexed))] == ["manifest"]
-    (indexed / "s-manifest.safetensors").unlink()
-    assert "the shards are not indexed" in run(indexed).findings[0].text
-    (indexed / "s-classes.json").write_text("[]")
-    ((kind, _, _, text),) = found(run(indexed))
-    assert kind == "manifest"
-    assert "class table" in text
-
-
-def test_column_file_with_other_labels(indexed: Path) -> None:
-    """A label that was changed in the shard and in the index, and not in the column file."""
-    manifest = find_manifest(resolve_shards(indexed, endpoint=None))
-    assert manifest is not None
-    path = indexed / "s-columns.safetensors"
-    columns = read_column_file(path.read_bytes(), manifest=manifest)
-    assert columns.labels is not None
-    labels = columns.labels.copy()
-    labels[3] = 5
-    changed = SampleColumns(keys=columns.keys, labels=labels, has=columns.has)
-    path.write_bytes(changed.to_bytes(manifest=manifest.digest))
-    ((kind, _, _, text),) = found(run(indexed))
-    assert (kind, text.partition(";")[0]) == ("columns", "the column file has other labels than the shard")
-
-
 # The quarantine
 
 
@@ -415,30 +344,6 @@ def test_shards_and_decoders_that_are_not_there_are_named(small_shards: Path, mo
         run(small_shards, decoder="dali")
 
 
-def test_json_and_text_have_the_same_findings(tmp_path: Path) -> None:
-    """Machines get all, people a few of each kind and a line at the end; exit code 1 either way."""
-    write_shards(tmp_path, make_samples([(40, 33)] * 6), per_shard=3)
-    result = call(tmp_path, "--json", "--mask-values", "1-2")
-    answer = json.loads(result.stdout)
-    assert result.exit_code == 1
-    assert (answer["ok"], answer["counts"], answer["num_bad_samples"]) == (False, {"mask values": 6}, 6)
-    assert len(answer["findings"]) == 6
-    assert answer["findings"][0] == {
-        "kind": "mask values",
-        "shard": "s-000000.tar",
-        "key": "s00000",
-        "component": "trimap.png",
-        "text": "holds 3, expected 1, 2",
-    }
-    result = call(tmp_path, "--mask-values", "1,2", "--show", "2")
-    assert result.exit_code == 1
-    lines = result.stdout.splitlines()
-    assert lines[0] == "       6  masks with other values"
-    assert "shard 's-000000.tar', key 's00000', component 'trimap.png': holds 3, expected 1, 2" in lines[1]
-    assert lines[3].strip() == "and 4 more, --json has all"
-    assert lines[-1].startswith("6 problems, 6 bad samples in 2 shards, 6 samples, 12 photos decoded by pillow")
-
-
 def test_few_bad_samples_are_allowed_when_asked(tmp_path: Path) -> None:
     """By number and by share; a fault of a file is none of a sample."""
     samples = with_data(make_samples([(40, 33)] * 6), {1: b"", 4: PHOTO[:-2]})
@@ -463,16 +368,3 @@ def test_process_that_dies_is_reported_with_its_shard(tmp_path: Path, monkeypatc
         PipesError, match=r"ended while it worked on shard 's-00000[01]\.tar', .*with --workers 1 on this shard"
     ):
         run(tmp_path, workers=2)
-
-
-# Real files
-
-
-def test_pets_sample_is_as_its_readme_says(pets_dir: Path, tmp_path: Path) -> None:
-    """An RGBA PNG under a .jpg name and EXIF orientations of 0 are no matter; nothing is wrong."""
-    store, prefix = open_target(str(tmp_path / "out"), endpoint=None)
-    pack(pets(pets_dir), store=store, prefix=prefix, max_count=100, on_bad="keep")
-    index_shards(resolve_shards(tmp_path / "out", endpoint=None))
-    report = run(tmp_path / "out", mask_values=[1, 2, 3], decoder="pillow")
-    assert found(report) == []
-    assert (report.num_samples, report.num_decoded, set(report.mask_values)) == (292, 584, {1, 2, 3})

@@ -1,12 +1,7 @@
 """The exchange: the same bytes, whoever writes them; restartable, in parts, in bounded memory."""
 
 import hashlib
-import os
-import signal
-import tarfile
-import threading
 import tracemalloc
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from dali_pipes.data_set.indexing import find_manifest
-from dali_pipes.errors import DataError, PipesError, StoreError
-from dali_pipes.formats.names import index_name, split_key
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.base import Store
-from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.part import JobPart
 from prep.shuffle import exchange
@@ -34,7 +23,6 @@ from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import ShuffleReport, shuffle
 from tests.prep.shuffle.conftest import NUM_SAMPLES
-from tests.prep.shuffle.gated_store import GatedStore
 from tests.programs import start_python, wait_until
 from tests.shards import make_source, pack, read_tar, tar_bytes
 
@@ -85,16 +73,6 @@ def test_bytes_are_the_same_for_ever(directory: ShardSet, order: str, *, is_inde
         assert hashlib.sha256(data).hexdigest().startswith(digest)
 
 
-def test_exchange_between_buckets_gives_the_bytes_of_a_directory(packed: ShardSet, directory: ShardSet) -> None:
-    """By workers that have no SDK, from a bucket to the same bucket; and by one process or two."""
-    expected = run(directory, "local")
-    by_scan = run(packed, "scan", jobs=2)
-    index_shards(packed)
-    by_index = run(packed, "index", jobs=2)
-    found = outputs(directory.store, expected.shards)
-    assert found == outputs(packed.store, by_scan.shards) == outputs(packed.store, by_index.shards)
-
-
 @pytest.mark.parametrize("section_bytes", [600, 4096])
 def test_size_of_sections_does_not_change_the_bytes(
     directory: ShardSet, monkeypatch: pytest.MonkeyPatch, section_bytes: int
@@ -129,35 +107,6 @@ def test_odd_members_come_out_as_they_went_in(tmp_path: Path, *, is_indexed: boo
     assert sorted(folded) == sorted(went_in.items())
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), seed=st.integers(0, (1 << 63) - 1), target=st.integers(1, 4000))
-def test_every_member_comes_out_once(tmp_path: Path, data: st.DataObject, seed: int, target: int) -> None:
-    """From tars of every dialect; a sample's members stay together, in order."""
-    stems = st.text(st.sampled_from("ab./\u00e4-\U0001f600"), min_size=1, max_size=130).filter(
-        lambda text: not text.startswith("/") and not text.endswith("/") and "//" not in text
-    )
-    names = data.draw(st.lists(stems.map(lambda stem: f"{stem}.{len(stem)}"), unique=True, max_size=12))
-    samples: dict[str, list[str]] = {"first": ["first.0"]}
-    for name in names:
-        if (parts := split_key(name)) is not None:
-            samples.setdefault(parts[0], []).append(name)
-    went_in: list[dict[str, bytes]] = [{}, {}, {}]
-    for row, group in enumerate(samples.values()):
-        went_in[row % 3] |= {name: data.draw(st.binary(max_size=1500)) for name in group}
-    store = LocalStore(tmp_path)
-    dialects = (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
-    for shard, (members, dialect) in enumerate(zip(went_in, dialects, strict=True)):
-        store.write(f"in-{shard}.tar", tar_bytes(members, format=dialect))
-    shards = ShardSet(store=store, names=tuple(f"in-{shard}.tar" for shard in range(3)))
-    report = run(shards, "out", algorithm=Algorithm(seed=seed), shard_bytes=target, overwrite=True)
-    came_out = [member for tar in outputs(store, report.shards) for member in read_tar(tar)]
-    assert Counter(came_out) == Counter(member for members in went_in for member in members.items())
-    order = [name for name, _ in came_out]
-    for group in samples.values():
-        start = order.index(group[0])
-        assert order[start : start + len(group)] == group
-
-
 # Parts
 
 
@@ -178,22 +127,6 @@ def test_parts_make_the_whole(directory: ShardSet, total: int) -> None:
     assert directory.store.find("parts-classes.json") == directory.store.find("whole-classes.json")
 
 
-def test_part_that_is_done_again_keeps_the_index_of_the_others(directory: ShardSet) -> None:
-    index_shards(directory)
-    for number in (1, 2):
-        run(directory, "parts", part=JobPart(number=number, total=2))
-    url = str(directory.store.locate("parts-"))
-    made = resolve_shards(url, endpoint=None)
-    index_shards(made)
-    run(directory, "parts", part=JobPart(number=2, total=2))
-    assert find_manifest(made) is not None
-    directory.store.delete(made.names[1])
-    run(directory, "parts", part=JobPart(number=2, total=2))
-    assert find_manifest(made) is None
-    there = [name for name in made.names if directory.store.find(index_name(name)) is not None]
-    assert there == [name for name in made.names if name != made.names[1]]
-
-
 def test_parts_without_shard_indexes_are_refused(directory: ShardSet) -> None:
     with pytest.raises(StoreError, match=r"parts of a shuffle plan by the shard indexes .* dali-pipes prep index"):
         run(directory, "parts", part=JobPart(number=1, total=2))
@@ -201,13 +134,6 @@ def test_parts_without_shard_indexes_are_refused(directory: ShardSet) -> None:
 
 
 # Running again
-
-
-def test_run_again_in_a_bucket_compares_by_the_checksums_of_the_store(packed: ShardSet) -> None:
-    first = run(packed, "shuffled")
-    assert run(packed, "shuffled").num_written == 0
-    packed.store.delete(first.shards[0])
-    assert run(packed, "shuffled").num_written == 1
 
 
 KILLED = """
@@ -240,40 +166,6 @@ def test_run_that_was_killed_is_finished_by_running_it_again(directory: ShardSet
     assert outputs(target, report.shards) == outputs(directory.store, expected.shards)
 
 
-def test_worker_that_is_killed_is_told_and_the_rest_is_done_again(directory: ShardSet, tmp_path: Path) -> None:
-    """The error names the shard; complete outputs stay."""
-    gate = tmp_path / "gate"
-    gate.mkdir()
-    target = GatedStore(tmp_path / "out", held="shuffled-000001.tar", gate=gate)
-
-    def kill() -> None:
-        wait_until((gate / "pid").exists)
-        os.kill(int((gate / "pid").read_text()), signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    with pytest.raises(PipesError, match=r"ended while it worked on shard '.*shuffled-000001\.tar'"):
-        run(directory, "shuffled", target=target, jobs=2)
-    thread.join()
-    assert target.find("shuffled-000001.tar") is None
-    (gate / "open").touch()
-    report = run(directory, "shuffled", target=target, jobs=2)
-    assert outputs(target, report.shards) == outputs(directory.store, run(directory, "whole").shards)
-
-
-def test_output_that_is_deleted_meanwhile_is_told(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By another run with --overwrite, say, which has other names to write."""
-    write = exchange.Exchange.write
-
-    def write_and_lose(self: exchange.Exchange, planned: Any) -> None:
-        write(self, planned)
-        directory.store.delete("shuffled-000000.tar")
-
-    monkeypatch.setattr(exchange.Exchange, "write", write_and_lose)
-    with pytest.raises(StoreError, match=r"shuffled-000000\.tar' was written, and is gone; does another process"):
-        run(directory, "shuffled")
-
-
 # What must not pass
 
 
@@ -281,20 +173,6 @@ def change(shards: ShardSet, name: str, at: int) -> None:
     data = bytearray(shards.store.read(name))
     data[at] ^= 1
     shards.store.write(name, bytes(data))
-
-
-@pytest.mark.parametrize("at", [0, 512])
-def test_input_that_changes_meanwhile_is_noticed(directory: ShardSet, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """A header that is none any more, and another label."""
-    write = exchange.Exchange.write
-
-    def change_first(self: exchange.Exchange, planned: Any) -> None:
-        change(directory, directory.names[1], at)
-        write(self, planned)
-
-    monkeypatch.setattr(exchange.Exchange, "write", change_first)
-    with pytest.raises(DataError, match=r"samples-000001\.tar', bytes 0 to \d+.*changed since it was indexed or read"):
-        run(directory, "shuffled", algorithm=Algorithm(kind="none"))
 
 
 def test_input_that_is_not_what_its_index_says_is_noticed(directory: ShardSet) -> None:
@@ -308,16 +186,6 @@ def test_input_that_is_not_what_its_index_says_is_noticed(directory: ShardSet) -
     with pytest.raises(DataError, match=r"swap-0\.tar', bytes .*: expected another sample than '[ab]'"):
         run(shards, "shuffled")
     assert store.list("shuffled-0") == []
-
-
-def test_key_that_comes_twice_is_refused_by_the_index(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    for shard in range(2):
-        store.write(f"twice-{shard}.tar", tar_bytes({"a.txt": b"%d" % shard}))
-    shards = ShardSet(store=store, names=("twice-0.tar", "twice-1.tar"))
-    index_shards(shards)
-    with pytest.raises(DataError, match="1 keys come more than once"):
-        run(shards, "shuffled")
 
 
 class FlippingStore(LocalStore):
@@ -362,12 +230,9 @@ def test_sections_are_bounded_and_complete() -> None:
     assert list(sections(np.zeros(0, np.int64), np.zeros(0, np.int64))) == []
 
 
-@pytest.mark.parametrize("where", ["directory", "bucket"])
-def test_memory_does_not_grow_with_the_shards(
-    where: str, bucket: AisStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_does_not_grow_with_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sections, whatever the sizes of inputs and outputs; one output of 24 MB here."""
-    store = LocalStore(tmp_path / "large") if where == "directory" else bucket
+    store = LocalStore(tmp_path / "large")
     shards = ShardSet(store=store, names=pack(make_source(240, num_bytes=100_000), store=store, max_count=80).shards)
     index_shards(shards)
     monkeypatch.setattr(exchange, "SECTION_BYTES", 1 << 20)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from aistore.sdk.dsort.core import Dsort
@@ -12,7 +11,6 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.shuffle import shuffle as shuffle_module
-from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle, spec_of
@@ -219,18 +217,3 @@ def test_shuffle_that_wrote_nothing_is_noticed(packed: ShardSet, monkeypatch: py
     monkeypatch.setattr(shuffle_module, "_run_dsort", lambda *_, **__: None)
     with pytest.raises(DataError, match="reported success and wrote no shard; 5 went in"):
         shuffle(Request(packed))
-
-
-@pytest.mark.parametrize("grouping", [None, Grouping(by="folder")])
-def test_algorithm_none_is_done_by_an_exchange(
-    packed: ShardSet, bucket: AisStore, caplog: pytest.LogCaptureFixture, grouping: Grouping | None
-) -> None:
-    """dSort of AIS 4.9, on one target and on two, gave 400 samples another order."""
-    options: dict[str, Any] = {"algorithm": Algorithm(kind="none"), "mapped": grouping}
-    with pytest.raises(ValueError, match="dSort does not keep the order of samples; use --engine exchange"):
-        shuffle(Request(packed, engine="dsort", **options))
-    report = shuffle(Request(packed, **options))
-    assert report.engine == "exchange"
-    assert "dSort does not keep the order of samples: shuffling from here" in caplog.text
-    if grouping is None:
-        assert _read(bucket, report.shards) == _read(bucket, packed.names)
