@@ -43,14 +43,11 @@ class Seen:
     """A request that came in."""
 
     is_entry: bool
-    method: str
-    path: str
     headers: Message
-    fault: str | None
 
 
 class FaultyProxy:
-    """A proxy before a cluster, or another store; all that is counted is complete when the client has its answer.
+    """A proxy before a cluster, or another store.
 
     Args:
         upstream: The store, http.
@@ -82,9 +79,6 @@ class FaultyProxy:
         redirects: bool = True,
         writes: Sequence[str] = (),
     ) -> None:
-        unknown = set(kinds) - set(KINDS)
-        if unknown:
-            raise ValueError(f"kinds must be of {', '.join(KINDS)}, got '{unknown.pop()}'")
         self.rate, self.kinds, self.stall_s = rate, kinds, stall_s
         self.retry_after, self.max_faults, self.context = retry_after, max_faults, context
         self.objects, self.redirects = objects, redirects
@@ -92,10 +86,6 @@ class FaultyProxy:
         """``entry`` and ``target``: GETs of objects."""
         self.faults: Counter[str] = Counter()
         """By kind."""
-        self.num_connections: Counter[str] = Counter()
-        """``entry`` and ``target``: accepted."""
-        self.body_bytes = 0
-        """Of objects, sent."""
         self.seen: deque[Seen] = deque(maxlen=10_000)
         self.closing = threading.Event()
         self._writes = list(writes)
@@ -105,19 +95,8 @@ class FaultyProxy:
         self._dead.bind(("127.0.0.1", 0))
         self._dead_port = self._dead.getsockname()[1]
         self._entry = _Port(self, upstream, is_entry=redirects)
-        self._targets: dict[str, list[_Port]] = {}
+        self._targets: dict[str, _Port] = {}
         self.endpoint = self._entry.endpoint
-
-    @property
-    def _ports(self) -> "list[_Port]":
-        return [self._entry, *(port for ports in self._targets.values() for port in ports)]
-
-    def vanish(self) -> None:
-        """Stop listening where clients were redirected until now; from now on they are sent elsewhere."""
-        with self._lock:
-            gone = [ports.pop(0) for ports in self._targets.values() if len(ports) > 1]
-        for port in gone:
-            port.close()
 
     def redirect(self, location: str, *, is_gone: bool) -> str:
         """A redirect that leads back here."""
@@ -125,8 +104,8 @@ class FaultyProxy:
         origin = f"{parts.scheme}://{parts.netloc}"
         with self._lock:
             if origin not in self._targets:
-                self._targets[origin] = [_Port(self, origin, is_entry=False) for _ in range(2)]
-            base = self._targets[origin][0].endpoint
+                self._targets[origin] = _Port(self, origin, is_entry=False)
+            base = self._targets[origin].endpoint
         if is_gone:
             base = base.rpartition(":")[0] + f":{self._dead_port}"
         return base + location[len(origin) :]
@@ -153,20 +132,10 @@ class FaultyProxy:
         with self._lock:
             return self._random.randrange(1, num) if num > 1 else 0
 
-    def accepted(self, *, is_entry: bool) -> None:
-        """Count a connection."""
-        with self._lock:
-            self.num_connections["entry" if is_entry else "target"] += 1
-
-    def sent(self, num: int) -> None:
-        """Count bytes of objects."""
-        with self._lock:
-            self.body_bytes += num
-
     def close(self) -> None:
         """Stop listening."""
         self.closing.set()
-        for port in self._ports:
+        for port in (self._entry, *self._targets.values()):
             port.close()
         self._dead.close()
 
@@ -194,7 +163,6 @@ class _Port(ThreadingHTTPServer):
         TCPServer.server_bind(self)
 
     def finish_request(self, request: object, client_address: object) -> None:
-        self.proxy.accepted(is_entry=self.is_entry)
         sock = cast("socket.socket", request)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.proxy.context:
@@ -238,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = self.server.proxy
         is_object = self.command == "GET" and proxy.objects in self.path
         fault = proxy.draw(is_entry=self.server.is_entry) if is_object else None
-        proxy.seen.append(Seen(self.server.is_entry, self.command, self.path, self.headers, fault))
+        proxy.seen.append(Seen(self.server.is_entry, self.headers))
         if fault == "reset":
             self._reset()
         elif fault == "stall":
@@ -250,11 +218,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_head(int(fault), "", [*headers, ("Content-Length", str(len(body)))])
             self.wfile.write(body)
         else:
-            self._relay(fault, is_object)
+            self._relay(fault)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = _pass  # noqa: N815 (http.server's names)
 
-    def _relay(self, fault: str | None, is_object: bool) -> None:
+    def _relay(self, fault: str | None) -> None:
         proxy, upstream = self.server.proxy, self.server.upstream
         if self._upstream is None:
             self._upstream = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=60)
@@ -284,12 +252,12 @@ class _Handler(BaseHTTPRequestHandler):
             heads.append(("Connection", "close"))
         self._send_head(answer.status, answer.reason, heads)
         if self.command != "HEAD":
-            self._send_body(answer, fault, is_object and answer.status in (200, 206))
+            self._send_body(answer, fault)
         if answer.will_close:
             self._upstream.close()
             self._upstream = None
 
-    def _send_body(self, answer: http.client.HTTPResponse, fault: str | None, is_object: bool) -> None:
+    def _send_body(self, answer: http.client.HTTPResponse, fault: str | None) -> None:
         proxy, length = self.server.proxy, answer.length or 0
         breaks_at = proxy.place(length) if fault in ("reset_body", "short", "flip", "stall_body") and length else None
         block = memoryview(bytearray(BLOCK_BYTES))
@@ -308,8 +276,6 @@ class _Handler(BaseHTTPRequestHandler):
                     self._break_off(fault)
                     return
             self.wfile.write(block[:num])
-            if is_object:
-                proxy.sent(num)
             position += num
 
     def _break_off(self, fault: str | None) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -15,33 +14,24 @@ import pytest
 
 from dali_pipes.cache.directory import LockFile, Mutex, in_mutex
 
-IMPORTS = """
-import os, signal, sys, time
-from pathlib import Path
-from dali_pipes.cache.directory import LockFile, Mutex, in_mutex
-"""
-
-
-def start(program: str, *arguments: object) -> "tuple[subprocess.Popen[str], str]":
-    """A Python process, and the first line that it prints."""
-    command = [sys.executable, "-c", IMPORTS + program, *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, process.stdout.readline()
-
 
 def test_forked_child_keeps_no_lock(tmp_path: Path) -> None:
     """A DataLoader's worker that outlives the loader's process must not keep its locks; and it drops none of them."""
     file = LockFile(tmp_path / "lock")
     program = """
+import os, sys, time
+from pathlib import Path
+from dali_pipes.cache.directory import LockFile
 file = LockFile(Path(sys.argv[1]))
 file.lock(7)
 if os.fork() == 0:
     print(os.getpid(), flush=True)  # it has run its handlers
 time.sleep(600)
 """
-    process, line = start(program, tmp_path / "lock")
-    child = int(line)
+    command = [sys.executable, "-c", program, str(tmp_path / "lock")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
     try:
         assert file.is_locked(7)
         process.kill()
@@ -57,21 +47,15 @@ class InterruptError(Exception):
     """What the test's signal handler raises."""
 
 
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    def handler(number: int, frame: FrameType | None) -> None:
-        raise InterruptError
-
-    before = signal.signal(signal.SIGALRM, handler)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+def interrupt(number: int, frame: FrameType | None) -> None:
+    raise InterruptError
 
 
 @pytest.mark.timeout(120, method="thread")  # the other method needs the signal
-@pytest.mark.usefixtures("interrupts")
-def test_no_interrupt_leaves_the_mutex_locked(tmp_path: Path) -> None:
+def test_no_interrupt_leaves_the_mutex_locked(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Five hundred interrupts at random moments of the main thread's changes: the mutex is free after each."""
+    before = signal.signal(signal.SIGALRM, interrupt)
+    request.addfinalizer(lambda: (signal.setitimer(signal.ITIMER_REAL, 0), signal.signal(signal.SIGALRM, before)))
     file, other = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock")
     mutex = Mutex(file, 0)
     draw = random.Random(0)

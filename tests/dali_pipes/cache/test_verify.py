@@ -1,21 +1,57 @@
 """Shards that are in a kept cache file already: how often they are checked, and what becomes of a wrong one."""
 
+import errno
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import dali_pipes.cache.files
+import dali_pipes.cache.share
 from dali_pipes.cache.cache import Verify
 from dali_pipes.cache.extents import Extent
 from dali_pipes.cache.files import cache_root
-from tests.dali_pipes.cache.job import Job
+from dali_pipes.cache.share import cache_file_key
+from dali_pipes.data_set.data_set import DataSet
+from dali_pipes.errors import CacheError
+from dali_pipes.formats.names import index_name
+from dali_pipes.store.urls import resolve_shards
 from tests.shards import samples_and_shards
 
 NUM_SHARDS = 8
 
 
 samples, shards = samples_and_shards([(60, 50)] * (3 * NUM_SHARDS), per_shard=3)
+
+
+class Job:
+    """The shards of a directory, a share of their cache file, and a stager that fills it."""
+
+    def __init__(self, shards: Path, cache_dir: Path, *, verify: Verify) -> None:
+        self.directory = shards
+        self.indexed = DataSet(resolve_shards(shards, endpoint=None))
+        self.share = self.indexed.open_share(
+            reserved=None, is_windowed=False, group=1, cache_dir=cache_dir, cache_bytes=None, verify=verify
+        )
+        self.stager = self.indexed.open_stager(self.share, num_fetchers=3)
+        self.all = list(range(NUM_SHARDS))
+
+    def wrong(self) -> list[int]:
+        """The shards that do not lie there byte for byte, with their indexes."""
+        return [shard for shard in self.all if not self._is_right(shard)]
+
+    def _is_right(self, shard: int) -> bool:
+        path = self.directory / self.indexed.manifest.names[shard]
+        index = path.with_name(index_name(path.name))
+        return (
+            self.share.shard_extent(shard).read() == path.read_bytes()
+            and self.share.index_extent(shard).read() == index.read_bytes()
+        )
+
+    def close(self) -> None:
+        self.stager.close()
+        self.share.close()
 
 
 @pytest.fixture
@@ -50,16 +86,26 @@ def fill_and_close(open_job: Callable[..., Job]) -> list[int]:
     return starts
 
 
-@pytest.mark.parametrize("verify", ["first", "always"])
+@pytest.mark.parametrize(("verify", "is_restarted"), [("first", False), ("always", False), ("first", True)])
 def test_changed_shards_of_a_kept_cache_file_are_fetched_again(
-    open_job: Callable[..., Job], tmp_path: Path, verify: Verify, caplog: pytest.LogCaptureFixture
+    open_job: Callable[..., Job],
+    tmp_path: Path,
+    verify: Verify,
+    is_restarted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One byte each, in shards and in an index: they are fetched again, the others are not, and the log says it."""
+    """One byte each, in shards and in an index: they are fetched again, the others are not, and the log says it.
+
+    Also after a new start of the machine: until they are checked they count for nothing.
+    """
     starts = fill_and_close(open_job)
     job = open_job()
     index_start = job.share.index_extent(6).start
     job.close()
     change(tmp_path, starts[1] + 700, starts[4], index_start + 20)
+    if is_restarted:
+        monkeypatch.setattr(dali_pipes.cache.files, "boot_id", lambda: 4711)
     job = open_job(verify)
     with caplog.at_level(logging.WARNING):
         job.stager.need(job.all)
@@ -102,3 +148,29 @@ def test_loaders_at_work_share_a_check(
         job.stager.done(job.all)
     assert len(checked) == 2 * NUM_SHARDS * num_checks
     assert len(set(checked)) == (2 * NUM_SHARDS if num_checks else 0)
+
+
+def test_no_space_after_all_is_an_error(
+    open_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else has filled the disk: which shard, how many bytes, where."""
+    job = open_job()
+
+    def fail(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(dali_pipes.cache.share, "reserve", fail)
+    num_bytes = job.share.extent_bytes[7]
+    with pytest.raises(CacheError, match=rf"no space for shard 'x' in '{tmp_path}': {num_bytes} bytes"):
+        job.share.reserve_blocks(7, name="x")
+
+
+def test_key_is_of_all_that_lies_in_the_cache_file(shards: Path) -> None:
+    """An index that was made anew, of the same shards, is other bytes."""
+    whole = DataSet(resolve_shards(shards, endpoint=None)).whole
+    key = cache_file_key(whole)
+    assert cache_file_key(DataSet(resolve_shards(shards, endpoint=None)).whole) == key
+    changed = whole.index_checksums.copy()
+    changed[3] ^= 1
+    object.__setattr__(whole, "index_checksums", changed)
+    assert cache_file_key(whole) != key

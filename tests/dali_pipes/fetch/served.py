@@ -1,7 +1,6 @@
 """Objects that the tests of fetchers serve, break and compare."""
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import requests
 import xxhash
 
 from dali_pipes.cache.extents import Extent
@@ -111,17 +109,6 @@ def fails(
     with pytest.raises(error, match=text) as raised:
         fetcher.fetch([Wanted(name, place.extent, checksum(DATA))], num_connections=num_connections)
     return str(raised.value)
-
-
-def ranges_of(proxy: FaultyProxy) -> list[str | None]:
-    """What each request at a target asked for."""
-    return [seen.headers.get("Range") for seen in proxy.seen if not seen.is_entry]
-
-
-def set_props(store: AisStore, props: dict[str, object]) -> None:
-    message = json.dumps({"action": "set-bprops", "value": props})
-    answer = requests.patch(f"{store.endpoint}/v1/buckets/{store.bucket}", data=message, timeout=10)
-    answer.raise_for_status()
 
 
 def ranged(visit: Visit, data: bytes, *, shift: int = 0, version: bytes = b'ETag: "1"') -> bytes:

@@ -1,6 +1,9 @@
 """Objects to extents, through a proxy that breaks what it passes: the embedded node behind it."""
 
+import contextlib
+import itertools
 import logging
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,9 @@ from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.objects import StoredObjects
 from dali_pipes.store.http import objects
+from dali_pipes.store.http.client import HttpAccess, HttpClient, NoAnswerError
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
+from dali_pipes.store.http.wire import StoppedError
 from dali_pipes.store.patience import Patience
 from tests.dali_pipes.fetch.served import (
     DATA,
@@ -24,22 +29,16 @@ from tests.dali_pipes.fetch.served import (
     fetch_through,
     fetching,
 )
-from tests.servers.faulty import faulty
+from tests.servers.faulty import KINDS, faulty
 from tests.servers.scripted import Visit, scripted
 
 PROMPT = RetryPolicy(silence_s=0.2, connect_timeout_s=60.0)
 """A loaded machine may look silent, too: then there are more attempts."""
 
-# What comes is what was stored
-
-
 # What breaks and is mended
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["reset", "reset_body", "short", "flip", "stall", "stall_body", "gone", "408", "429", "500", "502", "503", "504"],
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_fault_of_each_kind_is_recovered_from(store: AisStore, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """Twice in a row; the bytes are whole, and each retry is logged with the object and its cause."""
     caplog.set_level(logging.INFO, "dali_pipes")
@@ -95,11 +94,41 @@ def test_wrong_bytes_without_end_are_given_up(store: AisStore) -> None:
         fetch_through(proxy, store)
 
 
+# Several ranges at a time
+
+
+@pytest.mark.usefixtures("small_ranges")
+def test_ranges_recover_each_on_its_own(store: AisStore) -> None:
+    """Faults of each kind, but for silence, which takes its time; every byte is right."""
+    kinds = [kind for kind in KINDS if not kind.startswith("stall")]
+    with faulty(store.endpoint, rate=0.4, seed=0, kinds=kinds) as proxy:
+        for _ in range(5):
+            fetch_through(proxy, store, num_connections=4)
+        assert len(proxy.faults) > 2
+
+
+@pytest.mark.usefixtures("small_ranges")
+def test_server_without_ranges_is_read_in_one_piece() -> None:
+    """200 to a range: no part of it is taken for one. The next object is not asked for in ranges."""
+    with scripted(lambda visit: visit.say(200, DATA)) as server, fetching(server.endpoint, "b") as fetcher:
+        for _ in range(2):
+            place = Place()
+            assert fetcher.fetch([Wanted("x.tar", place.extent, checksum(DATA))], num_connections=4)
+            assert place.holds(DATA)
+        assert [wanted is None for wanted in server.ranges] == [False, True, True]
+
+
 # Objects that are not the manifest's
 
 
-@pytest.mark.parametrize(("is_deleted", "size"), [(False, len(DATA)), (True, len(DATA)), (True, 10)])
-def test_object_replaced_between_two_attempts_is_no_mix(store: AisStore, is_deleted: bool, size: int) -> None:
+@pytest.mark.usefixtures("small_ranges")
+@pytest.mark.parametrize(
+    ("is_deleted", "size", "num_connections"),
+    [(False, len(DATA), 1), (True, len(DATA), 1), (True, 10, 1), (False, len(DATA), 4)],
+)
+def test_object_replaced_between_two_attempts_is_no_mix(
+    store: AisStore, is_deleted: bool, size: int, num_connections: int
+) -> None:
     """The body breaks, and what goes on is another object, with another version or, put after a delete, the same."""
     with faulty(store.endpoint, rate=1, kinds=["short"], max_faults=1) as proxy:
         replace = proxy.place
@@ -112,7 +141,7 @@ def test_object_replaced_between_two_attempts_is_no_mix(store: AisStore, is_dele
 
         proxy.place = place_and_replace  # type: ignore[method-assign]
         with pytest.raises(DataError, match="it was replaced since"):
-            fetch_through(proxy, store)
+            fetch_through(proxy, store, num_connections=num_connections)
 
 
 # Answers that cannot be mended
@@ -147,6 +176,12 @@ def test_full_disk_is_the_cache_error_of_the_extent(store: AisStore) -> None:
             fetcher.fetch([wanted])
 
 
+def test_name_that_no_resolver_takes_is_no_answer() -> None:
+    client = HttpClient(HttpAccess(endpoint="http://a..b"))
+    with pytest.raises(NoAnswerError, match="not the name of a host"):
+        client.ask("http://a..b/o")
+
+
 # Stopping
 
 
@@ -179,3 +214,18 @@ def test_stopped_ends_the_wait_for_a_silent_map() -> None:
         place = Place()
         wanted = [Wanted("a/x.tar", place.extent, checksum(DATA))]
         assert not fetcher.fetch(wanted, stopped=lambda: len(server.requests) == 2)
+
+
+def test_connection_that_is_not_made_ends_when_the_thread_is_to_stop() -> None:
+    """A host that drops packets: whoever closes a loader must not wait for all of its addresses."""
+    with contextlib.ExitStack() as cleanup:
+        full = cleanup.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):  # nobody accepts, so the kernel drops further requests for a connection
+            waiting = cleanup.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        client = cleanup.enter_context(contextlib.closing(HttpClient(HttpAccess(endpoint=url), connect_timeout_s=600)))
+        answers = itertools.chain([False, False], itertools.repeat(True))
+        with pytest.raises(StoppedError):
+            client.ask(url, stopped=lambda: next(answers))
