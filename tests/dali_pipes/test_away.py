@@ -220,22 +220,3 @@ def test_another_named_proxy_is_asked(tmp_path: Path, closed_port: int) -> None:
             assert store.read("w") == b"abc"
         with loader_of(both, tmp_path) as loader:
             assert len(rows_of(iter(loader))) == 20
-
-
-# The start
-
-
-def test_a_cluster_that_is_away_at_the_start_is_waited_for_if_asked(tmp_path: Path, closed_port: int) -> None:
-    """By default it is an error at once: its address may be wrong."""
-    endpoint = f"http://127.0.0.1:{closed_port}"
-    with use_patience(Patience()), pytest.raises(StoreError, match=f"no answer from AIStore at {endpoint}"):
-        AisStore(endpoint, "b").list("")
-    with pytest.raises(StoreError, match=f"no answer from AIStore at {endpoint}"):
-        loader_of(endpoint, tmp_path / "1")
-    nodes = []
-    timer = threading.Timer(0.3, lambda: nodes.append(embedded_node.start(tmp_path / "node", port=closed_port)))
-    timer.start()
-    with pytest.raises(StoreError, match="no bucket"):  # it answers
-        loader_of(endpoint, tmp_path / "2", start_patience_s=60)
-    timer.join()
-    nodes[0].close()

@@ -1,7 +1,4 @@
-"""What a loop has of a loader: batches that stay, labels, and all samples after Ctrl-C or an error.
-
-`integrations.test_faces` and `test_contract` have epochs, ranks and lengths.
-"""
+"""What a loop has of a loader: batches that stay, labels, a text that shows it, and an end of the program."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ import dali_pipes as dp
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests import loaders
-from tests.loaders import keys_of
-from tests.shards import Sample, make_samples, photo_bytes, write_shards, write_tar
+from tests.shards import Sample, make_samples, write_shards, write_tar
 
 open_loader = partial(loaders.open_loader, batch_size=5)
 
@@ -35,44 +31,39 @@ def test_batches_can_be_held(small_shards: Path) -> None:
 
 def test_labels_contiguous_count_from_zero(tmp_path: Path) -> None:
     """Class ids 10, 20, 30 of the class table become 0, 1, 2; without a table the error says so."""
-    samples = [
-        Sample(f"k{i}", {"cls": str(10 * (i % 3 + 1)).encode(), "image.jpg": photo_bytes(i, 20, 20)}) for i in range(6)
-    ]
+    made = make_samples([(20, 20)] * 6)
+    samples = [Sample(f"k{i}", one.components | {"cls": b"%d0" % (i % 3 + 1)}) for i, one in enumerate(made)]
     write_tar(tmp_path / "x-0.tar", samples)
     shards = resolve_shards(tmp_path, endpoint=None)
-    graph = dp.classification_eval(resize=16, crop=16)
+    opened = partial(open_loader, tmp_path, batch_size=6, shuffle=False)
     index_shards(shards)
     with pytest.raises(
-        dp.DataError, match=r"needs a class table, and the manifest has none; write 'x-classes.json' beside"
+        dp.DataError, match=r"needs a class table, and the manifest has none; write 'x-classes.json' be"
     ):
-        dp.loader(tmp_path, graph, batch_size=6, outputs=dp.Outputs(labels="contiguous"), device="cpu")
+        opened(outputs=dp.Outputs(labels="contiguous"))
     index_shards(shards, classes={10: "a", 20: "b", 30: "c"})
     for labels, expected in (("raw", [10, 20, 30] * 2), ("contiguous", [0, 1, 2] * 2)):
-        with dp.loader(
-            tmp_path, graph, batch_size=6, outputs=dp.Outputs(labels=labels), shuffle=False, device="cpu"
-        ) as loader:
+        with opened(outputs=dp.Outputs(labels=labels)) as loader:
             assert next(loader)[0]["label"].tolist() == expected
 
 
-# --- cut short, and going on ------------------------------------------------------------------------------------------
-
-
-def test_shard_that_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
-    """A store that fails once: the error is raised once, and the epoch goes on where it stopped.
-
-    A link to nowhere, because a missing shard is refused before the loader opens.
-    """
-    shards = write_shards(tmp_path, make_samples([(30, 30)] * 6), per_shard=3)
-    path = tmp_path / "s-000001.tar"
-    path.rename(tmp_path / "hidden")
-    path.symlink_to(tmp_path / "nowhere")
-    with open_loader(shards / "s-{000000..000001}.tar", batch_size=3, shuffle=False) as loader:
-        seen = keys_of([next(loader)])
-        with pytest.raises(dp.StoreError, match=r"s-000001.tar"):
-            next(loader)
-        path.unlink()
-        (tmp_path / "hidden").rename(path)
-        assert len(seen + keys_of(loader)) == 6
+def test_repr_shows_the_path(small_shards: Path) -> None:
+    """The manifest's digest stands for the version of the data."""
+    with loaders.open_loader(small_shards, seed=7) as loader:
+        digest = loader.parts.inputs.manifest.digest[:12]
+        next(loader)
+        text = repr(loader)
+    assert text.splitlines() == [
+        f"Loader of {small_shards}/s-",
+        f"  data set  manifest {digest}, version 1, 23 samples in 4 shards, 0 left out",
+        "  rank      0 of 1, by default",
+        "  order     seed 7, Shuffle(window_bytes='all', ramp_up=False, slices=1, enabled=True)",
+        "  batches   of 4 samples, PARTIAL",
+        "  epoch     0, 4 of 23 samples delivered, 6 batches",
+        "  outputs   image, mask, label, key",
+        "  device    cpu",
+    ]
+    assert repr(loader) == text.replace("s-\n", "s-, closed\n", 1)
 
 
 def test_program_that_ends_with_a_loader_open_says_nothing_and_does_not_wait_for_its_shards(tmp_path: Path) -> None:

@@ -49,16 +49,6 @@ def events_of(trace: profiling.Trace, path: Path) -> list[dict[str, Any]]:
     return list(document["traceEvents"])
 
 
-def test_one_recording_at_a_time() -> None:
-    """Two would each have half."""
-    assert not is_shown()
-    with profiling.recording():
-        with pytest.raises(RuntimeError, match="being recorded already"), profiling.recording():
-            pass
-        assert is_shown(), "the first goes on"
-    assert not is_shown()
-
-
 def test_loader_records_its_stages_and_gives_the_same_batches(small_shards: Path, tmp_path: Path) -> None:
     """Recorded or not, an epoch is the same. The trace has its stages, by thread, each inside the one around it."""
     with opened(small_shards) as loader:

@@ -157,28 +157,6 @@ def test_loader_opened_with_a_state_fetches_first_what_its_first_batch_names(
     close([loader])
 
 
-def test_loader_that_stands_where_it_is_told_to_go_is_left_alone(shards: Path, samples: list[Sample]) -> None:
-    """Before the first batch: what is staged and opened stays, for the same epoch, the same state, a reset."""
-    (loader,) = open_ranks(shards, 1, 6)
-    feed = loader.delivery.current.feed
-    loader.set_epoch(0)
-    loader.load_state_dict(loader.state_dict())
-    loader.reset()
-    assert loader.delivery.current.feed is feed
-    read_steps([loader], samples, 2)
-    state = loader.state_dict()
-    loader.load_state_dict(state)
-    assert loader.delivery.current.feed is not feed  # it has been read from
-    (resumed,) = open_ranks(shards, 1, 6, state=state)
-    feed = resumed.delivery.current.feed
-    resumed.load_state_dict(state)
-    assert resumed.delivery.current.feed is feed
-    assert read_steps([resumed], samples) == read_steps([loader], samples)
-    resumed.set_epoch(0)
-    assert resumed.state_dict()["delivered"] == 0
-    close([loader, resumed])
-
-
 def test_state_of_another_order_or_of_other_shards_is_refused_before_anything_is_staged(
     shards: Path, tmp_path: Path
 ) -> None:
@@ -197,22 +175,3 @@ def test_state_of_another_order_or_of_other_shards_is_refused_before_anything_is
     (loader,) = open_ranks(shards, 1, 6, state=None)  # as a job's first start says it
     assert loader.state_dict() == state
     close([loader])
-
-
-def test_loader_opened_with_a_state_says_that_its_graph_draws_anew(
-    shards: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As `load_state_dict` does: DALI's own random operators go on from elsewhere."""
-
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        from nvidia.dali import fn
-
-        return {"number": fn.random.uniform(), "length": components["image.jpg"].shape()}
-
-    options: dict[str, Any] = {"batch_size": 6, "device": "cpu", "decode": dp.Decode(threads=1)}
-    with dp.loader(str(shards), graph, **options) as loader:
-        next(loader)
-        state = loader.state_dict()
-    assert "random operators" not in caplog.text
-    with dp.loader(str(shards), graph, state=state, **options):
-        assert "the graph has random operators of DALI's own" in caplog.text

@@ -15,6 +15,7 @@ from dali_pipes.cli import main
 from dali_pipes.errors import PipesError, keep_secret, printable
 from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.ais import AisStore
+from tests import loaders
 from tests.servers.scripted import Script, Visit, scripted
 
 TOKEN = "eyJhbGciOi-t0ken-of-this-test"
@@ -154,3 +155,14 @@ def test_secret_is_masked_before_a_text_is_cut() -> None:
     for length in range(len(TOKEN) + 5, 80):
         shown = printable("x" * 20 + TOKEN + "y" * 100, max_chars=length)
         assert not any(TOKEN[:stop] in shown for stop in range(8, len(TOKEN) + 1))
+
+
+def test_repr_of_a_loader_shows_no_token(small_shards: Path, tmp_path: Path) -> None:
+    """A token that stands in a path, as it may in a URL."""
+    keep_secret("token-of-the-cluster")
+    link = tmp_path / "token-of-the-cluster"
+    link.symlink_to(small_shards)
+    for rank in (None, "late"):
+        with loaders.open_loader(link, rank=rank) as loader:
+            assert f"{tmp_path}/***" in repr(loader)
+            assert link.name not in repr(loader)

@@ -121,22 +121,3 @@ def test_close_beside_a_running_use_waits_for_it(loader: dp.Loader, waiting: Cal
     assert not closing.is_alive()
     with pytest.raises(ValueError, match="this loader is closed"):
         next(loader)
-
-
-def test_close_that_ctrl_c_ended_can_be_called_again(
-    loader: dp.Loader, waiting: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While it waits for another thread nothing is freed; then all is."""
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(loader.parts.stager, "close", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            loader.close()
-    waiting()
-    loader.close()
-    assert loader._pipes == []
-    with pytest.raises(ValueError, match="this loader is closed"):
-        next(loader)

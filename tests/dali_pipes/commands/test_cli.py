@@ -1,22 +1,27 @@
-"""The command line: quick to answer, one line an error, exit codes that scripts can use."""
+"""The command line: quick to answer, quiet or verbose if asked, and ended soon by a signal."""
 
+import os
+import re
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from dali_pipes.cli import main
+from dali_pipes.cli import cli, main
+from dali_pipes.formats.names import manifest_name
+from dali_pipes.progress import current_verbosity
 
 HEAVY = ("nvidia.dali", "torch", "numpy", "aistore", "webdataset", "PIL", "requests", "tqdm")
 
 
-def run(
-    *arguments: str, program: str | None = "dali_pipes", cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a program with ``-m``, or the interpreter with these arguments."""
-    command = [sys.executable, *(["-m", program] if program else []), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd)
 
 
 @pytest.mark.fresh_interpreter
@@ -27,50 +32,20 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         "import sys; from dali_pipes.cli import main; code = main(sys.argv[1:])\n"
         f"print('loaded:', *[name for name in {HEAVY} if name in sys.modules]); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    done = run("-c", program, *arguments)
     assert done.returncode == 0, done.stderr
     assert "Usage: dali-pipes" in done.stdout
     assert done.stdout.splitlines()[-1].strip() == "loaded:"
 
 
-@pytest.mark.parametrize(("file", "commands"), [("prep.py", ["prep", "bench"]), ("bench/__init__.py", ["bench"])])
-def test_a_module_of_the_users_is_not_taken_for_ours(tmp_path: Path, file: str, commands: list[str]) -> None:
-    """With `python -m`, the current folder comes first: the file in the way is named, and not run.
-
-    `bench` imports `prep`. A folder without modules is not in the way.
-    """
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text("raise SystemExit('not ours')")
-    (tmp_path / "prep").mkdir()
-    package = "prep" if file == "prep.py" else "bench"
-    for command in ("prep", "bench"):
-        done = run(command, "--help", cwd=tmp_path)
-        assert done.returncode == (command in commands)
-        text = f"Error: '{tmp_path}/{file}' hides dali-pipes' own package '{package}'; rename"
-        assert (text in done.stderr) == (command in commands), done.stderr
-        assert "not ours" not in done.stderr
+def test_a_module_of_the_users_is_not_taken_for_ours(tmp_path: Path) -> None:
+    """With `python -m`, the current folder comes first: the file in the way is named, and not run."""
+    (tmp_path / "prep.py").write_text("raise SystemExit('not ours')")
+    done = run("-m", "dali_pipes", "bench", "--help", cwd=tmp_path)  # `bench` imports `prep`
+    assert done.returncode == 1
+    assert f"Error: '{tmp_path}/prep.py' hides dali-pipes' own package 'prep'; rename" in done.stderr
     # Here the current folder is not on the path.
-    assert run("-P", "-m", "dali_pipes", package, "--help", program=None, cwd=tmp_path).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "text"),
-    [
-        (["nonsense"], 2, "No such command 'nonsense'"),
-        (["bench", "run", "--repeats", "0"], 2, "0 is not in the range x>=1"),
-        (["prep", "index", "gopher://x"], 2, "error: 'gopher://x': gopher:// is not supported; expected ais://"),
-        (["prep", "index", "nowhere/x-"], 1, "/nowhere', of 'nowhere/x-'"),
-    ],
-)
-def test_misuse_and_failure_have_their_own_exit_codes(
-    arguments: list[str], code: int, text: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """2 for what was typed wrongly, 1 for what failed; one line on stderr, no traceback."""
-    assert main(arguments) == code
-    captured = capfd.readouterr()
-    assert text in captured.err
-    assert "Traceback" not in captured.err
-    assert captured.out == ""
+    assert run("-P", "-m", "dali_pipes", "prep", "--help", cwd=tmp_path).returncode == 0
 
 
 def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
@@ -92,3 +67,89 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
     assert done.wait(120) == 128 + 15
     assert not Path(f"/proc/{node}").exists()
     done.stdout.close()
+
+
+def commands(context: click.Context) -> Iterator[click.Context]:
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            found = context.command.get_command(context, name)
+            assert found is not None
+            yield from commands(click.Context(found, info_name=name, parent=context))
+
+
+def test_every_command_has_both_options_in_its_help() -> None:
+    for context in commands(click.Context(cli, info_name="dali-pipes")):
+        text = context.get_help()
+        for line in ("-q, --quiet", "-v, --verbose"):
+            assert text.count(line) == 1, context.command_path
+
+
+def test_quiet_leaves_the_result_and_verbose_adds_the_steps(tmp_path: Path, small_shards: Path) -> None:
+    """Before and after each name of the command. In processes: a test has a logging of its own."""
+    shards = Path(shutil.copytree(small_shards, tmp_path / "shards"))
+    for words in (["-q", "prep", "index"], ["prep", "-v", "index"], ["prep", "index", "-q"]):
+        (shards / manifest_name("s-")).write_bytes(b"broken")  # which gives a warning
+        done = run("-m", "dali_pipes", *words, str(shards / "s-"))
+        assert re.match(r"indexed 4 shards( \(4 indexed before\))?, 23 samples", done.stdout), done.stderr
+        if "-q" in words:
+            assert done.stderr == ""
+        else:
+            assert "WARNING prep.index: " in done.stderr
+            assert "INFO dali_pipes.progress: index" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["-q", "-v", "cache", "ls"], ["-q", "cache", "-v", "ls"], ["cache", "ls", "-qv"]])
+def test_both_at_once_are_misuse(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """And a program that calls `main` is as it was before."""
+    assert main(words) == 2
+    assert "--quiet and --verbose exclude each other" in capfd.readouterr().err
+    assert current_verbosity() == "normal"
+
+
+def start(program: str, *arguments: object) -> subprocess.Popen[str]:
+    """Run a program in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_loader_that_waits_for_a_silent_store_is_interrupted(tmp_path: Path) -> None:
+    """The store takes connections and never answers; the loader's patience is ten minutes."""
+    program = (
+        "import sys, dali_pipes as dp\n"
+        "cache = dp.Cache(directory=sys.argv[2], patience_s=600, start_patience_s=600)\n"
+        "dp.loader('ais://b/s-', dp.segmentation(), batch_size=2, endpoint=sys.argv[1], cache=cache)\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        waiting = start(program, f"http://127.0.0.1:{store.getsockname()[1]}", tmp_path)
+        store.settimeout(60)
+        # By the second connection no thread imports the SDK any more: an `eval` there has Python forget that Ctrl-C
+        # ends it, and the exit code is 1.
+        with store.accept()[0], store.accept()[0]:
+            os.killpg(waiting.pid, signal.SIGINT)
+            errors = waiting.communicate(timeout=200)[1]
+    assert waiting.returncode == -signal.SIGINT
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_training_loop_is_interrupted(small_shards: Path) -> None:
+    """The exception is Python's own, the threads end, and the cache file goes with the process."""
+    program = (
+        "import sys, dali_pipes as dp\n"
+        "with dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=4, device='cpu') as loader:\n"
+        "    while True:\n"
+        "        for batch in loader: print(loader.epoch, flush=True)\n"
+    )
+    training = start(program, small_shards)
+    assert training.stdout is not None
+    assert training.stdout.readline() == "0\n"
+    os.killpg(training.pid, signal.SIGINT)
+    _, errors = training.communicate(timeout=200)
+    assert training.returncode == -signal.SIGINT
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert "Exception ignored" not in errors

@@ -18,7 +18,6 @@ from dali_pipes.commands.doctor import (
     Finding,
     check_caches,
     check_cluster,
-    check_cores,
     check_libraries,
     check_machine,
     examine,
@@ -127,29 +126,6 @@ def test_libraries_of_dali(
     finding = check_libraries("nvidia-dali-cuda120")
     assert (finding.status, finding.found[: len(found)]) == (status, found)
     assert finding.advice.startswith(advice)
-
-
-@pytest.mark.parametrize(
-    ("num_gpus", "num_nodes", "ranks", "status", "threads"),
-    [
-        (0, 1, 1, "ok", 8),
-        (2, 2, 1, "warn", 4),  # not bound to one of the NUMA nodes
-        (8, 1, 8, "warn", 1),
-    ],
-)
-def test_cores_of_the_ranks(
-    num_gpus: int, num_nodes: int, ranks: int, status: str, threads: int, tmp_path: Path, monkeypatch: Monkey
-) -> None:
-    """Machines of eight cores, on one NUMA node or two; a rank for each GPU, or as many as a launcher started."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for folder, number in (("node", num_nodes), ("gpus", num_gpus)):
-        for index in range(number):
-            (tmp_path / folder / f"{'node' if folder == 'node' else ''}{index}").mkdir(parents=True)
-    environment = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": str(ranks)} if ranks > 1 else {}
-    finding = check_cores(environment, nodes=tmp_path / "node", gpus=tmp_path / "gpus")
-    assert (finding.status, bool(finding.advice)) == (status, status == "warn")
-    assert finding.found.startswith(f"{threads} decoding threads a rank by default")
 
 
 BUILDS = {"DALI (nvidia-dali-cuda120)": 12, "torch (13.2)": 13}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,38 +204,6 @@ def test_loop_of_a_fixed_number_of_batches_runs_unchanged(small_shards: Path) ->
         assert seen == 2 * 23
 
 
-class ListOfOutputs:
-    """A wrapper as those that give Lightning tuples instead of dicts: by the iterator's ``output_map``."""
-
-    def __init__(self, iterator: Any) -> None:
-        self.iterator = iterator
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self
-
-    def __next__(self) -> list[Any]:
-        try:
-            out = next(self.iterator)[0]
-        except StopIteration:
-            self.iterator.reset()
-            raise
-        return [out[name] if name != "label" else out[name].squeeze() for name in self.iterator.output_map]
-
-    def __len__(self) -> int:
-        return math.ceil(self.iterator._size / self.iterator.batch_size)
-
-
-def test_wrapper_around_an_iterator_runs_unchanged(small_shards: Path) -> None:
-    """It resets at the end of an epoch by itself; each loop over it is an epoch."""
-    with open_loader(small_shards) as loader:
-        wrapped = ListOfOutputs(loader.as_dali(output_map=["data", "label"], column_labels=True))
-        for epoch in range(3):
-            assert loader.epoch == epoch
-            batches = list(wrapped)
-            assert len(batches) == len(wrapped) == 5
-            assert sum(len(label) for _, label in batches) == 23
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -250,17 +217,6 @@ def test_names_that_do_not_fit_are_refused(small_shards: Path, options: dict[str
     """What was expected, what was given."""
     with open_loader(small_shards, outputs=dp.Outputs(keys=True)) as loader, pytest.raises(ValueError, match=text):
         loader.as_dali(**options)
-
-
-def test_column_labels_without_a_label_are_refused(small_shards: Path) -> None:
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        return {"n": components["image.jpg"].shape()}
-
-    with (
-        open_loader(small_shards, graph=graph) as loader,
-        pytest.raises(ValueError, match="column_labels needs an output 'label', the graph gives n"),
-    ):
-        loader.as_dali(column_labels=True)
 
 
 def test_added_output_that_the_graph_gives_already_is_refused(small_shards: Path) -> None:

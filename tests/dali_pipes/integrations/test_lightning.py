@@ -163,30 +163,3 @@ def test_arguments_that_do_not_fit_are_refused(
 def test_loader_without_a_trainer_is_refused(runs: Any, small_shards: Path) -> None:
     with pytest.raises(ValueError, match="the train loader needs a trainer, which knows its rank; pass the"):
         runs.make_data(small_shards).train_dataloader()
-
-
-@pytest.mark.nightly
-def test_pytorch_lightnings_trainer_takes_it_too(runs: Any, small_shards: Path, tmp_path: Path) -> None:
-    """A program that imports ``pytorch_lightning``, whose trainer takes data modules of its own kind only."""
-    program = (
-        "import sys, torch\n"
-        "import pytorch_lightning as pl\n"
-        "import dali_pipes as dp\n"
-        "from dali_pipes.lightning import DataModule\n"
-        "class Model(pl.LightningModule):\n"
-        "    def __init__(self): super().__init__(); self.layer, self.num = torch.nn.Linear(768, 6), 0\n"
-        "    def training_step(self, batch, batch_idx):\n"
-        "        self.num += len(batch['label']); return self.layer(batch['image'].flatten(1)).sum()\n"
-        "    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=0.1)\n"
-        "graph = dp.classification_train(crop=16, photo='image.jpg')\n"
-        "data = DataModule(train={'shards': sys.argv[1], 'graph': graph}, batch_size=5)\n"
-        "model = Model()\n"
-        "trainer = pl.Trainer(accelerator='cpu', max_epochs=2, logger=False, enable_checkpointing=False,\n"
-        "    enable_model_summary=False, enable_progress_bar=False, default_root_dir=sys.argv[2])\n"
-        "trainer.fit(model, datamodule=data)\n"
-        "print(model.num, 'lightning.pytorch' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, small_shards, tmp_path], capture_output=True, text=True)
-    # All samples of two epochs.
-    assert done.stdout.split() == ["46", "False"], done.stderr
-    assert "val_dataloader" not in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -179,41 +178,6 @@ def test_directory_of_another_user_is_refused(
         meeting.chmod(0o777)
     with pytest.raises(PermissionError, match="must be a directory of this user alone"):
         dp.metrics.serve(closed_port)
-
-
-def test_two_jobs_of_the_same_labels_are_warned_of(
-    small_shards: Path, loader: dp.Loader, closed_port: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Prometheus refuses a series that is there twice."""
-    with started(ONE_RANK, small_shards, 0, closed_port) as other:
-        assert told(other).endswith("True")
-        loader.name = "train"
-        with dp.metrics.serve(closed_port, labels={"run": "of-this-test"}) as served, caplog.at_level(logging.WARNING):
-            for _ in range(2):
-                labels = [frozenset(sample.labels.items()) for sample in next(iter(served.collect())).samples]
-                assert len(labels) == len(set(labels))
-        assert sum("serve the same labels" in record.message for record in caplog.records) == 1
-
-
-def test_a_forked_child_keeps_nothing_of_its_parent(loader: dp.Loader, closed_port: int) -> None:
-    """A worker that outlives its parent must not keep the port."""
-    served = dp.metrics.serve(closed_port)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.read(reading, 1)
-        os._exit(0)
-    try:
-        served.close()
-        with socket.socket() as free:
-            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind(("127.0.0.1", closed_port))
-            free.listen()
-    finally:
-        os.write(writing, b"x")
-        assert os.waitpid(child, 0)[1] == 0
-        os.close(reading)
-        os.close(writing)
 
 
 def samples_in(path: Path, loader: str) -> float:

@@ -154,34 +154,16 @@ for case in cases:
                 loader.set_epoch(5) if rank == 0 else loader.reset()
             elif case == 'resumes':
                 loader.load_state_dict(state | {'epoch': 3, 'delivered': 4 + 2 * rank})
-            elif case == 'late':  # alike twice, and then not
-                for epoch in (2, 7):
-                    loader.set_epoch(epoch)
-                    begun(loader)
-                loader.set_epoch(8 + rank)
-            elif case == 'gone':
-                loader.set_epoch(1)
             else:
                 loader.set_epoch(4)
-            if case == 'gone' and rank == 1:
-                d.destroy_process_group()
             begun(loader)
-            if case == 'comes-back':
-                loader.set_epoch(8 + rank)
-                try:
-                    begun(loader)
-                except ValueError:
-                    pass
-                loader.set_epoch(6)
-                begun(loader)
             print(json.dumps(f'agreed on {sum(1 for _ in loader)} more'), flush=True)
         except ValueError as exc:
             print(json.dumps(str(exc)), flush=True)
         if rank == 0:
             d.barrier()
-    if d.is_initialized():
-        d.barrier() if case != 'gone' else None
-        d.destroy_process_group()
+    d.barrier()
+    d.destroy_process_group()
 """
 
 # Case -> what rank 0 is told, which comes to its start first, and what rank 1 is told. 23 samples make 12 steps.
@@ -190,10 +172,7 @@ PARTED = "the ranks have parted: rank 1 reads epoch {} from position {} on, and 
 STARTS = {
     "parts": (AGREED, PARTED.format(1, 0, 5, 0)),
     "resumes": ("agreed on 8 more", PARTED.format(3, 6, 3, 4)),
-    "late": (AGREED, PARTED.format(9, 0, 8, 0)),
     "looks": (AGREED, AGREED),  # rank 0 alone takes a batch and begins again
-    "comes-back": (AGREED, AGREED),  # told, and alike again
-    "gone": (AGREED, AGREED),  # the group is destroyed while the loader is in use
 }
 
 
@@ -271,8 +250,6 @@ def test_jax_processes_are_ranks(closed_port: int) -> None:
     ("environment", "share"),
     [
         ({}, 1),
-        ({"LOCAL_WORLD_SIZE": "2"}, 1),  # no launcher's rank: not started by it
-        ({"RANK": "0", "WORLD_SIZE": "2"}, 1),
         ({"RANK": "0", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "2"}, 2),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2"}, 2),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
