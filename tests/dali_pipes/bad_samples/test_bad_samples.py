@@ -224,7 +224,7 @@ def test_mask_alone_is_bad(tmp_path: Path, good_samples: list[Sample]) -> None:
     """The component is named; photo, mask and label of the one that stands in belong together."""
     shards = write_shards(tmp_path, spoilt(good_samples, [6], how=undecodable, component="trimap.png"), per_shard=6)
     with open_loader(shards) as loader:
-        second = [batch for (batch,) in loader][1]
+        _, (second,), _ = loader
         assert [sample.component for sample in loader.bad_samples] == ["trimap.png"]
         assert second["key"] == ["s00004", "s00005", "s00005", "s00007"]
         for name in ("image", "mask", "label"):
@@ -435,8 +435,6 @@ def test_samples_that_are_decoded_only_alone_are_an_error(good_shards: Path, mon
         (undecodable, "cannot be decoded: Failed to decode"),
         (bomb, r"holds a photo of 100000 x 100000 pixels, expected at most max_pixels=89478485"),
         (cut, "is cut off: it has no end-of-image marker"),
-        (gif, "holds a GIF"),
-        (nothing, "holds no photo of a known format"),
     ],
 )
 def test_raise_names_shard_key_component_and_cause(
@@ -445,7 +443,7 @@ def test_raise_names_shard_key_component_and_cause(
     """What the manifest knows of is refused at once; what only the shard's index or DALI tells, with its batch."""
     shards = write_shards(tmp_path, spoilt(good_samples, [6, 7], how=how), per_shard=6)
     text = f"shard 's-000001.tar', key 's00006': component 'image.jpg' {cause}"
-    if how in (cut, gif, nothing):
+    if how is cut:
         with pytest.raises(dp.DataError, match=rf"{text}.*; pass bad_samples=BadSamples\(on_error="):
             open_loader(shards, policy=RAISING)
         return

@@ -113,12 +113,9 @@ def header(text: str, *, version: bytes = b"\x01\x00", data: bytes = b"\0" * 64)
     "file",
     [
         b"",
-        b"\x93NUMPY\x01\x00",
         b"PK\x03\x04" + b"\0" * 60,
         header(FINE, version=b"\x04\x00"),
-        header(FINE)[:40],
         header(FINE, data=b"\0" * 15),
-        header(FINE.replace("(4,)", "(-4,)")),
         header(FINE.replace("(4,)", "(4611686018427387904, 4)")),
         header(FINE.replace("'<f4'", "()")),  # numpy: IndexError
         header(FINE.replace("'<f4'", "'|O'")),
@@ -143,73 +140,41 @@ def test_npy_that_numpy_refuses_is_refused(file: bytes) -> None:
         (lambda components: components.bytes("c"), b"abc", b"abc"),
         (json_, b'{"a": [1, 2.5, null]}', {"a": [1, 2.5, None]}),
         (json_, '"ü"'.encode(), "ü"),
+        (classes, b"[0, 3]", np.array([1, 0, 0, 1, 0], np.float32)),
+        (classes, b" [3,3,1]\n", np.array([0, 1, 0, 1, 0], np.float32)),  # twice is once
+        (classes, b"", np.zeros(5, np.float32)),  # a photo of nothing that has a class
+        (classes, b"0, 3,\n04,", np.array([1, 0, 0, 1, 1], np.float32)),
+        # Numbers and lists of them become the array that was asked for.
+        (returning([[0.1, 0.2]], np.float32, 2), b"x", np.array([[0.1, 0.2]], np.float32)),
+        (returning(3.0, np.int32, 0), b"x", np.int32(3)),
+        (returning([1, 0], np.bool_), b"x", np.array([True, False])),
+        (returning([], np.int32), b"x", np.zeros(0, np.int32)),
     ],
 )
-def test_text_bytes_and_json_are_as_they_are(take: Take, file: bytes, expected: object) -> None:
-    values, errors = parse_all(take, [file, b""], [True, False])
-    assert (values[0], errors) == (expected, {})
-
-
-@pytest.mark.parametrize(
-    ("file", "ids"),
-    [
-        (b"[0, 3]", [0, 3]),
-        (b" [3,3,1]\n", [1, 3]),  # twice is once
-        (b"", []),  # a photo of nothing that has a class
-        (b" \n", []),
-        (b"0, 3,\n4,", [0, 3, 4]),
-        (b"004", [4]),
-    ],
-)
-def test_multi_hot_has_ones_at_the_ids(file: bytes, ids: list[int]) -> None:
-    """JSON lists and plain ones; no ids give zeros."""
-    (value,), errors = parse_all(classes, [file])
+def test_values_are_what_the_bytes_say(take: Take, file: bytes, expected: Any) -> None:
+    (value,), errors = parse_all(take, [file])
     assert not errors
-    assert (value.dtype, value.shape) == (np.float32, (5,))
-    assert value.tolist() == [float(number in ids) for number in range(5)]
-
-
-@pytest.mark.parametrize(
-    ("value", "dtype", "ndim", "expected"),
-    [
-        ([[0.1, 0.2]], np.float32, 2, [[np.float32(0.1), np.float32(0.2)]]),
-        (3.0, np.int32, 0, 3),
-        ([1, 0], np.bool_, 1, [True, False]),
-        ([], np.int32, 1, []),
-        (np.arange(3, dtype=np.uint8), np.uint8, 1, [0, 1, 2]),
-    ],
-)
-def test_function_gives_an_array_or_what_fits_one(value: object, dtype: type, ndim: int, expected: object) -> None:
-    """Numbers and lists of them become the array that was asked for, unchanged."""
-    (found,), errors = parse_all(returning(value, dtype, ndim), [b"x"])
-    assert not errors
-    assert (found.dtype, found.ndim, found.tolist()) == (dtype, ndim, expected)
+    assert np.array_equal(value, expected)
+    assert np.asarray(value).dtype == np.asarray(expected).dtype
 
 
 @pytest.mark.parametrize(
     ("take", "file", "found"),
     [
         (npy, npy_bytes(np.zeros(3)), "expected float32 of 1 dimensions, found float64 [3]"),
-        (npy, npy_bytes(np.zeros((3, 4), np.float32)), "expected float32 of 1 dimensions, found float32 [3, 4]"),
         (npy, npy_bytes(np.zeros(3, [("x", np.float32)])), "1 dimensions, found [('x', '<f4')] [3]"),
         (text, "né".encode("latin-1"), "expected UTF-8, found unexpected end of data at byte 1 of 2"),
         (json_, b"", "expected JSON, found b'': Expecting value: line 1 column 1"),
-        (json_, b'"\xff"', "expected JSON, found b'\"\\xff\"'"),
         (classes, b"[0, 5]", "in [0, 5), found 5"),
-        (classes, b"2 -1", "in [0, 5), found -1"),
         (classes, b"[true]", "found 'true'"),
-        (classes, b"[1.0]", "found '1.0'"),
         (classes, b"[1", "expected JSON, found b'[1'"),
-        (classes, b'{"a": 1}', "found '{\"a\":'"),
         (classes, b"1 cat", "found 'cat'"),
         (classes, b"1_0", "found '1_0'"),
         (classes, "٣".encode(), "found '٣'"),  # int() would take it
-        (classes, b"\xff\xfe", "found '"),
         # Nothing is rounded, wrapped or read out of a str behind the user's back.
         (returning([1.5], np.int64), b"x", "expected int64, found [1.5]"),
         (returning([300], np.uint8), b"x", "expected uint8, found [300]"),
         (returning([2], np.bool_), b"x", "expected bool, found [2]"),
-        (returning([float("nan")], np.int32), b"x", "expected int32, found [nan]"),
         (returning(["1"]), b"x", "expected float32, found ['1']"),
         (returning([[1], [2, 3]]), b"x", "setting an array element with a sequence"),
         (returning(1.0), b"x", "expected float32 of 1 dimensions, found float32 []"),

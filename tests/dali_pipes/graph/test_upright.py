@@ -31,9 +31,7 @@ GRAPHS: dict[str, Callable[..., Any]] = {
     "train": lambda **options: dp.classification_train(crop=24, **options),
     "eval": lambda **options: dp.classification_eval(resize=30, crop=24, **options),
     "detection": lambda **options: dp.detection(crop=24, max_boxes=2, **options),
-    "detection-whole": lambda **options: dp.detection(crop=24, max_boxes=2, scale=None, **options),
     "captions": lambda **options: dp.captions(crop=24, tokens=None, **options),
-    "captions-centre": lambda **options: dp.captions(crop=24, tokens=None, scale=None, **options),
     "multi-crop": lambda **options: dp.multi_crop(sizes=(24, 16), num_crops=(1, 1), **options),
 }
 

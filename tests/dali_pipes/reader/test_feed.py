@@ -61,30 +61,6 @@ def check_nothing_is_held(loader: dp.Loader) -> None:
     assert not loader.delivery.current.feed._samples._tables
 
 
-def test_epoch_that_cannot_be_begun_leaves_the_old_one(
-    open_loader: Callable[..., dp.Loader], samples: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`set_epoch` that fails, for want of room for instance: the error, and then the rest of the epoch before."""
-    loader = open_loader(shuffle=dp.Shuffle(enabled=False, window_bytes=30_000), batch_size=4)
-    seen = check_rows(next(iter(loader))[0], samples)
-    from dali_pipes.epoch import PlanInputs
-
-    make_plan = PlanInputs.plan
-
-    def fail(self: PlanInputs, epoch: int) -> Any:
-        if epoch == 3:
-            raise dp.CacheError("no room")
-        return make_plan(self, epoch)
-
-    monkeypatch.setattr(PlanInputs, "plan", fail)
-    with pytest.raises(dp.CacheError):
-        loader.set_epoch(3)
-    for (batch,) in loader:
-        seen += check_rows(batch, samples)
-    assert seen == list(range(NUM_SAMPLES))
-    assert loader.epoch == 0
-
-
 @pytest.mark.parametrize("where", ["taken", "opened", "staged", "needed"])
 def test_ctrl_c_in_the_feed_leaves_nothing_held(
     open_loader: Callable[..., dp.Loader],

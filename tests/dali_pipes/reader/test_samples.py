@@ -12,8 +12,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
-from dali_pipes.order.randomness import Stream
-from dali_pipes.reader.batch import NO_PHOTO, Batch, SampleRules
+from dali_pipes.reader.batch import NO_PHOTO, SampleRules
 from dali_pipes.reader.samples import Samples, StoredSamples
 
 JPEG = PHOTO_FORMATS.index("JPEG")
@@ -123,22 +122,6 @@ def test_rows_are_those_of_a_loop(sizes: list[int], data: st.DataObject) -> None
         assert rows.labels[position] == index.labels[row]
         assert rows.name(position)[1] == index.keys[row]
         assert rows.name(position)[0] == index.shard
-    # A batch is a run of the rows.
-    start = data.draw(st.integers(0, len(ordinals) - 1))
-    stop = data.draw(st.integers(start + 1, len(ordinals)))
-    batch = Batch(rows, start, stop, np.zeros(stop - start, np.int64), num_valid=stop - start, stream=stream)
-    assert batch.ordinals.tolist() == ordinals[start:stop].tolist()
-    assert batch.labels.tolist() == rows.labels[start:stop].tolist()
-    assert batch.keys == [rows.name(position)[1] for position in range(start, stop)]
-    assert batch.name(0) == rows.name(start)
-    height, width = batch.size("jpg;jpeg")
-    assert height.dtype == width.dtype == np.int32
-    assert height.tolist() == rows.places("jpg;jpeg").height[start:stop].tolist()
-    assert batch.uniforms("crop", 2).tolist() == stream("crop").uniforms(batch.ordinals, 2).tolist()
-
-
-def stream(name: str) -> Stream:
-    return Stream(3, 1, name)
 
 
 def test_labels_contiguous_are_places_in_the_class_table() -> None:
@@ -168,28 +151,21 @@ def with_format(index: ShardIndex, row: int, kind: str) -> ShardIndex:
     return replace(index, photos={**index.photos, "jpg": replace(photo, format=formats)})
 
 
-def test_photos_that_dali_cannot_decode_are_named() -> None:
-    """A GIF, a header that cannot be read; only where the component is there."""
+def test_first_sample_that_cannot_be_read_is_named() -> None:
+    """A GIF, a header that cannot be read, a missing component; what is left out may lack anything."""
     good = with_format(make_index(0, 4), 1, "GIF")  # row 1 has jpeg, and no jpg
     DataSet([good]).stored().check_photos("jpg")
-    gif = DataSet([good, with_format(make_index(1, 4), 2, "GIF")]).stored()
-    with pytest.raises(DataError, match=r"shard 's-1.tar', key '1/k2': component 'jpg' holds a GIF, expected JPEG"):
-        gif.check_photos("jpg")
-    unknown = with_format(with_format(make_index(1, 4), 2, "unknown"), 0, "unknown")
-    with pytest.raises(DataError, match=r"key '1/k0': component 'jpg;jpeg' holds no photo of a known format"):
-        DataSet([make_index(0, 2), unknown]).stored().check_photos("jpg;jpeg")
-
-
-def test_excluded_samples_are_not_checked() -> None:
-    """What is left out may lack anything."""
-    data_set = DataSet([make_index(0, 4), with_format(make_index(1, 4), 2, "GIF")])
+    data_set = DataSet([good, with_format(make_index(1, 4), 2, "GIF")])
     samples = data_set.stored(excluded=[1, 3, 5, 6, 7])
     samples.check_photos("jpg")
     samples.check_component("jpg")
-    with pytest.raises(DataError, match="holds a GIF"):
+    with pytest.raises(DataError, match=r"shard 's-1.tar', key '1/k2': component 'jpg' holds a GIF, expected JPEG"):
         samples.without(np.array([1, 3, 5, 7])).check_photos("jpg")
-    with pytest.raises(DataError, match="key '1/k1': no component 'jpg'"):
+    with pytest.raises(DataError, match=r"shard 's-1.tar', key '1/k1': no component 'jpg' \(found: cls, jpeg\)"):
         data_set.stored(excluded=[1, 3, 7]).check_component("jpg")
+    unknown = with_format(with_format(make_index(1, 4), 2, "unknown"), 0, "unknown")
+    with pytest.raises(DataError, match=r"key '1/k0': component 'jpg;jpeg' holds no photo of a known format"):
+        DataSet([make_index(0, 2), unknown]).stored().check_photos("jpg;jpeg")
 
 
 def test_neighbours_are_of_the_same_shard_first_and_the_nearest_first() -> None:

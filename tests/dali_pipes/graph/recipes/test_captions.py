@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -79,10 +78,10 @@ def test_validation_takes_the_middle(shards: Path) -> None:
             assert difference.max() < 8, key
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [({"length": 0}, "length must be positive, got 0"), ({"text": None, "tokens": None}, "text or tokens must name")],
-)
-def test_arguments_out_of_range_are_refused(options: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        dp.captions(**options)
+def test_arrays_that_are_no_tokens_are_refused() -> None:
+    for array, text in (
+        (np.zeros(3, np.float32), r"expected token ids, integers \[N\], found float32 \[3\]"),
+        (np.array([1, -2]), r"expected token ids in \[0, 2\*\*63\), found -2"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            captions.read_tokens(np.frombuffer(npy_bytes(array), np.uint8))

@@ -138,22 +138,3 @@ def test_each_change_has_its_probability(shards: Path, plain: Outputs, change: s
     assert abs(np.mean(differ) - share) < 4 * np.sqrt(share * (1 - share) / len(differ))
     if change == "flip":
         assert [torch.equal(before.flip(-1), after) for before, after in pairs] == differ
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"num_crops": (0, 0)}, ValueError, "num_crops must be two numbers of crops"),
-        ({"num_crops": (2, -1)}, ValueError, "num_crops must be two numbers of crops"),
-        ({"sizes": (224, 0)}, ValueError, "crop must be positive"),
-        ({"jitter": 1.5}, ValueError, r"jitter must be in \[0, 1\], got 1.5"),
-        ({"blur": (1, 1, -1)}, ValueError, r"blur must be in \[0, 1\], got -1"),
-        ({"sizes": 96}, TypeError, "sizes must have 2 entries, got"),
-        ({"num_crops": (2, 8, 1)}, TypeError, "num_crops must have 2 entries, got"),
-        ({"blur": (1, 1)}, TypeError, "blur must have 3 entries, got"),
-        ({"scales": ((0.4, 1),)}, TypeError, "scales must have 2 entries, got"),
-    ],
-)
-def test_bad_arguments_are_refused(options: dict[str, Any], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        dp.multi_crop(**options)
