@@ -11,7 +11,6 @@ import pytest
 from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.directory import LockFile
 from dali_pipes.cache.files import FIRST_SLOT_BYTE, cache_root
-from dali_pipes.cache.share import Take
 from dali_pipes.cache.table import NUM_SLOTS, State
 from dali_pipes.errors import CacheError
 from tests.dali_pipes.cache.member import KEY, OTHER, PAGE, Member, blocks
@@ -25,10 +24,6 @@ def directory(request: pytest.FixtureRequest) -> Path:
     is_disk = getattr(request, "param", "") == "disk"
     found: Path = request.getfixturevalue("tmp_path" if is_disk else "shared_memory")
     return found
-
-
-def begun(taken: Take) -> tuple[list[int], str]:
-    return taken.fill.tolist(), taken.blocked
 
 
 @on_a_disk_too
@@ -163,22 +158,6 @@ def test_slots_of_another_version_are_not_believed(directory: Path) -> None:
     two = Member(directory)
     two.fill(0)
     two.close()
-
-
-def test_closed_cache_says_so(tmp_path: Path) -> None:
-    """Also in a forked child, which has no lock."""
-    cache = NodeCache(tmp_path)
-    if (child := os.fork()) == 0:
-        try:
-            cache.budget()
-        except CacheError:
-            os._exit(7)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    cache.close()
-    cache.close()
-    with pytest.raises(CacheError, match="is closed"):
-        cache.budget()
 
 
 def test_full_file_system_leaves_a_cache_that_works(tmp_path: Path) -> None:

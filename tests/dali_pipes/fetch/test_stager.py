@@ -41,13 +41,12 @@ class Store:
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.can_open: Callable[[], bool] = lambda: True
-        self.num_open = self.num_opened = 0
+        self.num_open = 0
 
     def open(self) -> Fetcher:
         if not self.can_open():
             raise StoreError("no connection to be had")
         self.num_open += 1
-        self.num_opened += 1
         return StoreFetcher(self)
 
 
@@ -186,17 +185,6 @@ def test_what_is_needed_takes_the_space_of_what_is_ahead(open_job: Callable[...,
     job.stager.done([0, 1, 2])
     job.stager.unstage([0, 1, 2])
     job.check_nothing_is_held()
-
-
-def test_need_fitting_takes_what_fits(open_job: Callable[..., Job]) -> None:
-    """The first ones; again, it fetches nothing."""
-    job = open_job(num_shards=3)
-    for _ in range(2):
-        assert job.stager.need_fitting(range(NUM_SHARDS)) == [0, 1, 2]
-        job.check(0, 1, 2)
-        assert job.fetched() == [0, 1, 2]
-        job.stager.done([0, 1, 2])
-        job.check_nothing_is_held()
 
 
 def test_more_is_needed_than_the_cache_can_hold(open_job: Callable[..., Job]) -> None:

@@ -299,13 +299,6 @@ def test_misuse_is_told_before_any_work(
         dp.loader(shards if etl is None else dp.Shards(shards, etl=etl), labels, batch_size=5, device="cpu")
 
 
-def test_etl_of_a_mixture_is_for_its_sets() -> None:
-    with pytest.raises(ValueError, match="etl must be given for some of the sets 'a', got one for 'b'"):
-        dp.Mixture({"a": "x-"}, etl={"b": "some-etl"})
-    with pytest.raises(TypeError, match="etl must be a mapping of data sets' names to ETLs, got str"):
-        dp.Mixture({"a": "x-"}, etl="some-etl")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("status", "text", "error", "message"),
     [
