@@ -5,7 +5,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
@@ -15,7 +14,6 @@ from dali_pipes.cli import main
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import manifest_name
-from prep.inspect.contact_sheet import Cell, contact_sheet
 
 pytest.importorskip("skimage")
 
@@ -72,15 +70,3 @@ def test_demo_of_bad_options_is_refused_first(tmp_path: Path) -> None:
     done = CliRunner().invoke(demo, ["--out", str(tmp_path / "out"), "--seed", "-1"])
     assert (done.exit_code, (tmp_path / "out").exists()) == (2, False)
     assert "'--seed': -1 is not in the range" in done.stderr
-
-
-def test_contact_sheet_grows_by_whole_rows() -> None:
-    """Four cells a row; a label that is too long is cut, not drawn over its neighbour."""
-    cell = Cell(
-        photo=np.zeros((350, 350, 3), np.uint8), mask=np.ones((350, 350), np.uint8), label="a" * 200, note="class 1"
-    )
-    one, four, five, nine = (contact_sheet([cell] * num, title="Title", subtitle="s") for num in (1, 4, 5, 9))
-    for sheet in (four, five, nine):
-        assert (sheet.width - 80 + 24) == 4 * (one.width - 80 + 24)
-    assert one.height == four.height < five.height
-    assert nine.height - five.height == five.height - four.height

@@ -22,21 +22,15 @@ from dali_pipes.store.shard_set import ShardSet
 from tests.bench.conftest import CROP
 
 FACTS = DataFacts(num_samples=30, num_shards=2, shard_bytes=3 << 20, needed_bytes=2000, digest="d")
-FIRST: Any = {"cpu_s": 9.0, "num_bytes": 2200}
-STEADY: Any = {"cpu_s": 3.0, "num_bytes": 1000}
 
 
-def drawn(
-    num_samples: int, *, waits: tuple[float, ...], elapsed_s: float, epochs: int = 2, ends_s: float = 0.5
-) -> Drawn:
-    whole = TimedEpoch(num_samples, elapsed_s, waits, ends_s, first_samples=0, first_step_s=0, computed_s=0)
+def drawn(num_samples: int, *, waits: tuple[float, ...], elapsed_s: float, epochs: int = 2, **used: Any) -> Drawn:
+    whole = TimedEpoch(num_samples, elapsed_s, waits, 0.5, first_samples=0, first_step_s=0, computed_s=0)
     empty = TimedEpoch(0, 0, (), 0, first_samples=0, first_step_s=0, computed_s=0)
-    return Drawn(epochs=(whole, *[empty] * (epochs - 1)))
+    return Drawn(epochs=(whole, *[empty] * (epochs - 1)), **used)
 
 
-def rank(first: Drawn, steady: Drawn | None, *, measures: bool) -> RankTurn:
-    if measures:
-        first, steady = replace(first, **FIRST), None if steady is None else replace(steady, **STEADY)
+def rank(first: Drawn, steady: Drawn) -> RankTurn:
     return RankTurn(first=first, steady=steady, num_workers=0, decode="dali", device="cpu", gives=())
 
 
@@ -44,14 +38,11 @@ def test_figures_of_two_ranks_over_two_epochs() -> None:
     """Sixty samples: forty of one rank in ten seconds, twenty of the other in eight."""
     turn = LoaderTurn(
         ranks=(
-            rank(
-                drawn(20, waits=(2.0, 1.0), elapsed_s=4, epochs=1),
-                drawn(40, waits=(1.0, 0.5, 0.5, 0.5), elapsed_s=10),
-                measures=True,
+            rank(  # the one that measures
+                drawn(20, waits=(2.0, 1.0), elapsed_s=4, epochs=1, cpu_s=9.0, num_bytes=2200),
+                drawn(40, waits=(1.0, 0.5, 0.5, 0.5), elapsed_s=10, cpu_s=3.0, num_bytes=1000),
             ),
-            rank(
-                drawn(10, waits=(3.0,), elapsed_s=5, epochs=1), drawn(20, waits=(2.0, 0.0), elapsed_s=8), measures=False
-            ),
+            rank(drawn(10, waits=(3.0,), elapsed_s=5, epochs=1), drawn(20, waits=(2.0, 0.0), elapsed_s=8)),
         ),
         start_mib=100,
         peak_mib=340,
@@ -176,11 +167,8 @@ TEN = Accelerator(name="ten", batch_size=10, compute_s=1.0)
 
 def turn_of(*ranks: list[TimedEpoch]) -> LoaderTurn:
     """A turn of ranks with these epochs; its CPU time is 0.6 s."""
-    made = []
-    for epochs in ranks:
-        drawn = Drawn(epochs=tuple(epochs), cpu_s=0.6)
-        made.append(RankTurn(first=drawn, steady=drawn, num_workers=0, decode="dali", device="cpu", gives=()))
-    return LoaderTurn(ranks=tuple(made), start_mib=1, peak_mib=1, shared_memory_mib=0)
+    made = [Drawn(epochs=tuple(epochs), cpu_s=0.6) for epochs in ranks]
+    return LoaderTurn(ranks=tuple(rank(one, one) for one in made), start_mib=1, peak_mib=1, shared_memory_mib=0)
 
 
 @pytest.mark.parametrize(

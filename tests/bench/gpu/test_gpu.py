@@ -14,14 +14,7 @@ from click.testing import CliRunner, Result
 import dali_pipes as dp
 from bench.commands.gpu import gpu as gpu_command
 from bench.engine.scenario import Rounds, run_scenario
-from bench.gpu.cases import (
-    CHECKS,
-    SCENARIOS,
-    STEP_SAMPLES_PER_S,
-    GpuPoint,
-    default_sweeps,
-    points_of,
-)
+from bench.gpu.cases import CHECKS, SCENARIOS, STEP_SAMPLES_PER_S, GpuPoint, default_sweeps, points_of
 from bench.gpu.checks import WAYS, GpuOutputError, check_parity, differences
 from bench.gpu.devices import Nvml, sampling
 from bench.gpu.scenario import GpuScenario, Session

@@ -17,16 +17,8 @@ from dali_pipes.errors import StoreError
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards
-from tests.lazy import Lazy
 from tests.servers.clouds import cloud_bucket
-from tests.shards import Sample, make_samples, write_tar
-
-torch = Lazy("torch")
-
-
-def shards_of(directory: Path, *made: Sample) -> ShardSet:
-    write_tar(directory / "odd-000000.tar", made)
-    return resolve_shards(directory, endpoint=None)
+from tests.shards import make_samples, write_tar
 
 
 def test_dali_s3_cluster_that_does_not_answer_a_range_is_named(bucket: ShardSet) -> None:
@@ -74,16 +66,16 @@ def test_s3_place_of_a_cluster_and_of_the_environment(
     assert s3_place(shards) == (None, "photos")
 
 
-needs_spdl = pytest.mark.skipif(available_loaders()["spdl"] is not None, reason="needs the extra spdl")
 ONE_THREAD = LoaderOptions(batch_size=4, num_threads=1, crop=8, device="cpu")
 
 
-@needs_spdl
+@pytest.mark.skipif(available_loaders()["spdl"] is not None, reason="needs the extra spdl")
 def test_spdl_broken_photo_is_an_error_with_its_own_reason(tmp_path: Path) -> None:
     """By default it logs what fails and leaves it out. In a batch that nobody asked for it is nobody's error."""
     samples = make_samples([(12, 12)] * 12)
     samples[9].components["image.jpg"] = b"no photo"
-    broken = shards_of(tmp_path, *samples)
+    write_tar(tmp_path / "odd-000000.tar", samples)
+    broken = resolve_shards(tmp_path, endpoint=None)
     seen: list[str] = []
     with open_loader("spdl", broken, options=ONE_THREAD) as loader:
         epoch = loader.epoch()

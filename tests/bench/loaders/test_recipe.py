@@ -21,13 +21,10 @@ from bench.loaders.transforms import BatchDecoder
 from dali_pipes.errors import DataError
 from dali_pipes.store.urls import resolve_shards
 from tests.bench.conftest import NUM_SAMPLES, loader_cases, samples
-from tests.lazy import Lazy
 from tests.shards import Sample, mask_bytes, photo_bytes, write_shards
 
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
-
-torch = Lazy("torch")
 
 ALWAYS = ("dali", "webloader", "webloader-tutorial", "dali-external", "synthetic")
 """Loaders of every run of the tests; what the others make of a recipe is nightly."""

@@ -5,13 +5,7 @@ import sys
 import pytest
 
 from bench.loaders.protocol import LoaderOptions
-from bench.loaders.registry import (
-    GROUPS,
-    LOADERS,
-    LoaderEntry,
-    open_loader,
-    select_loaders,
-)
+from bench.loaders.registry import GROUPS, LOADERS, LoaderEntry, open_loader, select_loaders
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
 

@@ -205,13 +205,10 @@ SWEEP = report(
 )
 
 
-def marks_of(run: dict[str, Any], axis: str | None = None) -> list[Mark]:
+def marks_of(run: dict[str, Any], axis: str) -> list[Mark]:
     """A mark for the samples/s of each record."""
     name = "samples_per_s"
-    return [
-        Mark(row, FIGURES[name], values_of(row, name), 0.0 if axis is None else row["setting"][axis])
-        for row in run["records"]
-    ]
+    return [Mark(row, FIGURES[name], values_of(row, name), row["setting"][axis]) for row in run["records"]]
 
 
 def texts_of(svg: str) -> set[str]:
@@ -219,32 +216,19 @@ def texts_of(svg: str) -> set[str]:
     return {"".join(node.itertext()).strip() for node in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
 
 
-@pytest.mark.parametrize(
-    ("values", "scale"),
-    [
-        ([0.0, 20.0, 100.0], "linear"),
-        ([10.0, 100.0, 1000.0], "log"),  # far apart
-        (["cold", "warm"], "words"),  # in their order
-    ],
-)
-def test_lines_lie_in_their_places(values: list[float | str], scale: str) -> None:
-    """Each value of the axis is at its place and named, with a whisker; the axis of the figure begins at zero."""
-    run = report(*(record("dali", 500, 1, setting={"latency_ms": value}) for value in values))
-    marks = marks_of(run, "latency_ms")
+def test_lines_lie_in_their_places() -> None:
+    """Each value of the axis is at its place, with a whisker; the axis of the figure begins at zero."""
+    places = [0.0, 20.0, 100.0]
+    marks = marks_of(report(*(record("dali", 500, 1, setting={"latency_ms": place}) for place in places)), "latency_ms")
     (axes,) = draw_lines(marks, x_title="latency ms").axes
     (bars,) = axes.containers
-    expected = list(range(len(values))) if scale == "words" else values
     line, _, (whiskers,) = bars
-    assert np.asarray(line.get_xdata()).tolist() == expected
-    assert np.asarray(line.get_ydata()).tolist() == pytest.approx([500] * len(values))
+    assert np.asarray(line.get_xdata()).tolist() == places
+    assert np.asarray(line.get_ydata()).tolist() == pytest.approx([500] * 3)
     interval = median_interval(marks[0].values)
-    expected_ends = pytest.approx([interval.low, interval.high])
-    assert [segment[:, 1].tolist() for segment in whiskers.get_segments()] == [expected_ends] * len(values)
-    assert axes.get_xscale() == ("log" if scale == "log" else "linear")
+    ends = pytest.approx([interval.low, interval.high])
+    assert [segment[:, 1].tolist() for segment in whiskers.get_segments()] == [ends] * 3
     assert axes.get_ylim()[0] == 0
-    assert axes.get_ylim()[1] >= (interval.high or 0)
-    names = [f"{value:,.0f}" if isinstance(value, float) else value for value in values]
-    assert [label.get_text() for label in axes.get_xticklabels()] == names
 
 
 def test_a_run_has_a_plot_of_each_figure_and_setting() -> None:

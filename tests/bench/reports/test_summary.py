@@ -6,13 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.reports.summary import (
-    CONFIDENCE,
-    median_interval,
-    paired_ratio,
-    restricted,
-    unpaired_ratio,
-)
+from bench.reports.summary import CONFIDENCE, median_interval, paired_ratio, restricted, unpaired_ratio
 from bench.reports.tables import format_table, notes_of
 
 from .records import SEVEN, record, report

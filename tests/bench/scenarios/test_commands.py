@@ -79,18 +79,6 @@ def test_resume_writes_a_record_for_each_situation(
     assert list(memory_dir.iterdir()) == []
 
 
-def test_resume_in_too_few_samples_is_refused(small_shards: Path, memory_dir: Path) -> None:
-    """Two batches have no middle."""
-    from bench.engine.scenario import run_scenario
-    from bench.scenarios.resume import ResumeScenario
-    from dali_pipes.errors import DataError
-    from dali_pipes.store.urls import resolve_shards
-
-    scenario = ResumeScenario(shards=resolve_shards(small_shards, endpoint=None), batch_size=8, work=memory_dir)
-    with pytest.raises(DataError, match="holds 23 samples, which are less than three batches of 8; lower --batch-size"):
-        run_scenario(scenario)
-
-
 def test_windows_writes_a_record_for_each_pair(
     turns_here: None, small_shards: Path, tmp_path: Path, memory_dir: Path
 ) -> None:
