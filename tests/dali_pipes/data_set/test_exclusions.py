@@ -119,8 +119,6 @@ def test_lists_of_a_mixture_and_of_its_sets(shards: Path, tmp_path: Path, listed
             r"one for each of 20 samples, got int64 of shape \[20\]; for instance: lambda",
         ),
         (lambda columns: np.ones(3, bool), r"one for each of 20 samples, got bool of shape \[3\]"),
-        (lambda columns: np.ones((20, 1), bool), r"one for each of 20 samples, got bool of shape \[20, 1\]"),
-        (lambda columns: [True] * 20, "one for each of 20 samples, got list"),
         (lambda columns: None, "one for each of 20 samples, got NoneType"),
     ],
 )

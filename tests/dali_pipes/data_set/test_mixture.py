@@ -51,13 +51,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["ais://pets/s-"], None, TypeError, "sets must be a mapping of names to shards, got list"),
         ({"": "x"}, None, ValueError, "name must not be empty, '.' or '..', .* got ''"),
         ({"a/b": "x"}, None, ValueError, "nor hold a '/' or an unprintable character, got 'a/b'"),
-        ({"a\tb": "x"}, None, ValueError, r"an unprintable character, got 'a\\tb'"),
-        ({1: "x"}, None, TypeError, "name must be a text, got 1"),
-        ({"a": "x", "b": "y"}, {"a": 1}, ValueError, "exactly the sets 'a', 'b', got some for 'a'"),
         ({"a": "x"}, {"b": 2}, ValueError, "exactly the sets 'a', got some for 'b'"),
         ({"a": "x"}, {"a": 0}, ValueError, "a weight must be positive and finite, got 0 for 'a'"),
-        ({"a": "x"}, {"a": float("nan")}, ValueError, "positive and finite, got nan for 'a'"),
-        ({"a": "x"}, {"a": True}, TypeError, "the weight of 'a' must be a number, got True"),
         ({"a": "x"}, [1.0], TypeError, "weights must be a mapping of names to numbers, got list"),
     ],
 )

@@ -1,6 +1,5 @@
 """The manifest is the truth: which shards a URL names, and what is said of those that are not there."""
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -80,21 +79,6 @@ def test_loader_of_a_bucket_that_lacks_a_shard_names_it_and_does_not_end_early(f
     assert opened.num_samples == 12
     with pytest.raises(StoreError, match=rf"{filled.url}/{LACKING}.* put it back; .*allow_missing=True"):
         num_delivered(opened)
-
-
-def test_loader_that_allows_missing_shards_reads_the_others(filled: AisStore, caplog: pytest.LogCaptureFixture) -> None:
-    """It is another data set: a state of the whole one is refused."""
-    with loader(f"{filled.url}/s-", endpoint=filled.endpoint) as whole:
-        next(iter(whole))
-        state = whole.state_dict()
-    filled.delete(LACKING)
-    options = {"endpoint": filled.endpoint, "select": dp.Select(allow_missing=True)}
-    caplog.clear()
-    assert num_delivered(loader(f"{filled.url}/s-", **options)) == 9
-    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warned == [f"'{filled.url}/s-' lacks 1 of 4 shards, which are left out: '{LACKING}'"]
-    with pytest.raises(dp.StateError, match="manifest"):
-        loader(f"{filled.url}/s-", state=state, **options)
 
 
 def test_indexes_without_their_manifest_are_not_taken_for_a_data_set(filled: AisStore) -> None:

@@ -48,10 +48,8 @@ def run(store: Store, *arguments: str) -> Result:
     ("kind", "command", "options"),
     [
         ("packed_bucket", "shuffle", []),
-        ("packed_bucket", "index", []),
         ("directory", "shuffle", ["--engine", "exchange"]),
         ("directory", "index", ["--part", "1/2"]),
-        ("directory", "index", ["--overwrite"]),
     ],
 )
 def test_commands_refuse_packed_shards_of_which_the_last_is_not_listed(

@@ -32,22 +32,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.mark.parametrize(
-    ("patience", "has_answered", "retry_after_s", "expected"),
-    [
-        (Patience(patience_s=0), True, 0, None),  # the first failure is final
-        (Patience(), False, 0, None),  # the address may be wrong
-        (Patience(start_s=9), False, 100, 9),
-        (Patience(patience_s=100), True, 30, 30),  # as the server asks
-        (Patience(patience_s=100), True, 1000, 100),  # but there is one more attempt at the end
-    ],
-)
-@pytest.mark.usefixtures("clock")
-def test_first_pause(patience: Patience, has_answered: bool, retry_after_s: float, expected: float | None) -> None:
-    waiting = Waiting(patience, "http://ais")
-    assert waiting.next_pause_s("429", retry_after_s=retry_after_s, has_answered=has_answered) == expected
-
-
 def test_one_line_a_minute_for_all_who_wait_and_one_at_the_end(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     """It names the endpoint, the time until now, the limit and the cause, without the server's escapes."""
     caplog.set_level(logging.WARNING, "dali_pipes")

@@ -18,7 +18,6 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint, endpoint_for
 from dali_pipes.store.cluster.transformed import TransformedStore
 from dali_pipes.store.local import LocalStore
-from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store
 from tests.servers import clouds
 from tests.servers.scripted import says, scripted
@@ -157,17 +156,6 @@ def test_a_bucket_answers_for_itself(bucket: AisStore) -> None:
     assert (transformed.cluster, transformed.etl, transformed.endpoint) == (store, "small", store.endpoint)
     with pytest.raises(ValueError, match="parts of an object's name must not be empty"):
         transformed.check_name("../other/x-")
-
-
-def test_entries_of_shards_in_several_folders_and_of_missing_ones(tmp_path: Path) -> None:
-    """In the order in which they were named; the first missing ones are named."""
-    store = LocalStore(tmp_path)
-    for size, name in enumerate(("b/x-1.tar", "a/x-0.tar", "x-2.tar")):
-        store.write(name, b"x" * size)
-    names = ("x-2.tar", "b/x-1.tar", "a/x-0.tar")
-    assert [entry.size for entry in ShardSet(store=store, names=names).entries()] == [2, 0, 1]
-    with pytest.raises(StoreError, match=rf"no shard '{tmp_path}/c/x-3.tar'; 4 were named"):
-        ShardSet(store=store, names=(*names, "c/x-3.tar")).entries()
 
 
 def test_endpoint_for_reads_only_buckets_that_the_node_has_and_writes_any(tmp_path: Path) -> None:

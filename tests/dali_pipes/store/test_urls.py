@@ -9,30 +9,10 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import ObjectEntry
-from dali_pipes.store.urls import is_remote, open_prefix, open_store, resolve_shards
+from dali_pipes.store.urls import open_prefix, open_store, resolve_shards
 
 ENDPOINT = "http://127.0.0.1:1"  # never asked
 A_SHARDS = ("a-000000.tar", "a-000001.tar")
-
-
-@pytest.mark.parametrize(
-    ("url", "remote", "store_url", "rest"),
-    [
-        ("ais://pets", True, "ais://pets", ""),
-        ("ais://pets/", True, "ais://pets", ""),
-        ("ais://pets/a/b-", True, "ais://pets", "a/b-"),
-        ("s3://pets/b-", True, "s3://pets", "b-"),
-        ("a/b/c.tar", False, "a/b", "c.tar"),
-        ("c.tar", False, ".", "c.tar"),
-        ("/c.tar", False, "/", "c.tar"),
-        (Path("ais:/pets"), False, "ais:", "pets"),
-    ],
-)
-def test_open_store_splits_store_from_name(url: str | Path, remote: bool, store_url: str, rest: str) -> None:
-    assert is_remote(url) is remote
-    store, name = open_store(url, endpoint=ENDPOINT)
-    assert (store.url, name) == (store_url, rest)
-    assert isinstance(store, AisStore if remote else LocalStore)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +27,8 @@ def test_open_store_splits_store_from_name(url: str | Path, remote: bool, store_
         ),
         ("ais://pets/a\0-", ENDPOINT, r"'ais://pets/a\\0-': the parts of an object's name .* nor hold a NUL"),
         ("ais://pe ts/a.tar", ENDPOINT, "'ais://pe ts/a.tar': a bucket's name is .* got 'pe ts'"),
-        ("ais://../a.tar", ENDPOINT, "a bucket's name is"),
         (f"ais://{'b' * 65}/a.tar", ENDPOINT, "at most 64 letters"),
         ("ais://pets/../dogs/a-", ENDPOINT, "'ais://pets/../dogs/a-': the parts of an object's name"),
-        ("ais://pets/a//b-", ENDPOINT, "the parts of an object's name"),
         ("ais://pets/..", ENDPOINT, "the parts of an object's name"),
     ],
 )
@@ -72,17 +50,12 @@ def tars(tmp_path: Path) -> Path:
     [
         ("{tars}/a-{{000001,000000}}.tar", A_SHARDS[::-1]),  # the order that was named
         ("{tars}/[ab]-000000.tar", ("a-000000.tar", "b-000000.tar")),
-        ("{tars}/b-000000.tar", ("b-000000.tar",)),
         ("{tars}/absent-{{0..1}}.tar", ("absent-0.tar", "absent-1.tar")),  # named is not looked for
         ("file://{tars}/a-{{000000..000001}}.tar", A_SHARDS),
-        ("file://localhost{tars}/a-", A_SHARDS),
         ("file://{tars}/a-*.tar", A_SHARDS),
-        ("{tars}//a-", A_SHARDS),
         ("{tars}/sub/../a-*", A_SHARDS),
-        ("a-", A_SHARDS),
         ("./a-{{000000..000001}}.tar", A_SHARDS),
         ("~/a-*", A_SHARDS),
-        ("~/a-{{000000..000001}}.tar", A_SHARDS),
     ],
 )
 def test_resolve_shards_of_any_local_form(
@@ -104,13 +77,14 @@ def test_resolve_shards_of_any_local_form(
     [
         ([], "got an empty list"),
         (["ais://a/x.tar", "ais://b/x.tar"], "must lie in one bucket or directory, got 'ais://a' and 'ais://b/x.tar'"),
-        (["ais://a/x.tar", "y.tar"], "must lie in one bucket or directory"),
         (["ais://a/x.tar", "ais://a/x.tar"], "'ais://a/x.tar' is named twice"),
         (["x.tar", "ais://a/x.tar"], "must lie in one bucket or directory, got 'x.tar' and 'ais://a/x.tar'"),
         (
             ["ftp://a/x.tar"],
             "ftp:// is not supported; expected ais://, .*https://, http://, file:// or a local path",
         ),
+        (["ais://pets/x-{0..1000000}.tar"], "stands for more than 1,000,000 names"),  # before the memory is full
+        ([f"ais://pets/x-{{0..{'9' * 5000}}}.tar"], "stands for more than 1,000,000 names"),
         (["https://u:p@a/x.tar"], "the URL at 'a' must not hold a password"),
         (["https://a/x.tar?sig=1"], "'https://a/x.tar': a URL of shards has no '\\?' or '#'"),
         (["file://host/a.tar"], "'file://host/a.tar': expected file:///PATH, with three slashes"),
@@ -122,20 +96,6 @@ def test_resolve_shards_of_any_local_form(
 def test_resolve_shards_with_bad_list_says_what_is_wrong(urls: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resolve_shards(urls, endpoint=ENDPOINT)
-
-
-@pytest.mark.parametrize(
-    "braces",
-    [
-        "{0..1000000}",
-        f"{{0..{'9' * 5000}}}",
-        "{a,b}" * 40,
-    ],
-)
-def test_resolve_shards_of_braces_for_too_many_names_is_refused(braces: str) -> None:
-    """Before the memory is full."""
-    with pytest.raises(ValueError, match=r"'ais://pets/x-.*\.tar' stands for more than 1,000,000 names"):
-        resolve_shards(f"ais://pets/x-{braces}.tar", endpoint=ENDPOINT)
 
 
 def test_resolve_shards_of_a_place_that_does_not_have_them_says_what_there_is(tars: Path, bucket: AisStore) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -166,27 +166,13 @@ def test_no_server_and_no_tls_are_named_with_their_cause(monkeypatch: pytest.Mon
         open_store("s3://b", endpoint=None)[0].read("x")
 
 
-@pytest.fixture
-def s3_in_environment(request: pytest.FixtureRequest) -> CloudStore:
-    store = open_store(cloud_bucket("s3", request), endpoint=None)[0]
-    assert isinstance(store, CloudStore)
-    return store
-
-
-@contextlib.contextmanager
-def breaking_writes(monkeypatch: pytest.MonkeyPatch, url: str, writes: Sequence[str]) -> Iterator[CloudStore]:
-    """The store behind a proxy that breaks the first writes."""
-    with faulty(os.environ["AWS_ENDPOINT_URL"], redirects=False, writes=writes) as proxy:
+def test_new_object_whose_answer_was_lost_is_the_writers_own(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = cloud_bucket("s3", request)
+    with faulty(os.environ["AWS_ENDPOINT_URL"], redirects=False, writes=["lost", "lost"]) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         store = open_store(url, endpoint=None)[0]
-        assert isinstance(store, CloudStore)
-        yield store
-
-
-def test_new_object_whose_answer_was_lost_is_the_writers_own(
-    s3_in_environment: CloudStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with breaking_writes(monkeypatch, s3_in_environment.url, ["lost", "lost"]) as store:
         assert store.write_new("x", b"mine", by="a")
         assert not store.write_new("x", b"theirs", by="b")
-    assert s3_in_environment.read("x") == b"mine"
+        assert store.read("x") == b"mine"
