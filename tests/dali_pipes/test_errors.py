@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from dali_pipes.errors import DataError, printable, shown
+from dali_pipes.errors import DataError, printable
 from dali_pipes.store.http.answers import MissingObjectError
 
 HOSTILE = [
@@ -51,11 +51,6 @@ def test_every_error_of_ours_is_one_printable_line() -> None:
     assert str(error).isprintable()
     assert len(str(error)) < 10_000
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
-
-
-def test_shown_names_are_printable() -> None:
-    """The names of a list are escaped one by one."""
-    assert shown(["a\nb", "c"]) == r"'a\nb', 'c'"
 
 
 def test_errors_that_know_more_than_their_text_can_be_pickled() -> None:

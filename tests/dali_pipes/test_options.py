@@ -68,8 +68,3 @@ def test_one_object_keeps_the_parameters_of_loader() -> None:
 
     names = [field.name for field in dataclasses.fields(LoaderArguments)]
     assert list(inspect.signature(dp.loader).parameters) == names
-
-
-def test_shards_keep_a_list_that_can_be_read_once() -> None:
-    assert dp.Shards(iter(["a", "b"]), etl="small").urls == ("a", "b")
-    assert dp.Shards("a").etl is None

@@ -116,20 +116,3 @@ def test_warm_with_a_broken_shard_names_it(run: Command, tmp_path: Path) -> None
     found = run.json("warm", shards)
     assert found["num_staged"] == 2
     assert found["fetched_bytes"] == object_bytes(shards, 2) - object_bytes(shards, 1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "text"),
-    [
-        (["ls", "--cache", "{}/nope"], 2, "cache directory '{}/nope' does not exist"),
-        (["warm", "{}", "--cache", "{}/nope"], 1, "{}"),
-        (["warm", "{}/none-*.tar", "--cache", "{}"], 1, "none-"),
-        (["warm", "{}", "--cache", "{}", "--cache-bytes", "much"], 2, "much"),
-    ],
-)
-def test_errors_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, text: str
-) -> None:
-    """1 failed, 2 misused."""
-    assert main(["cache", *(argument.format(tmp_path) for argument in arguments)]) == code
-    assert text.format(tmp_path) in capsys.readouterr().err

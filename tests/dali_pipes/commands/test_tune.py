@@ -85,16 +85,6 @@ def test_search_finds_the_best_of_each_in_turn() -> None:
     assert list(timed["hw_decoder_load"]) == list(HW_DECODER_LOADS)
 
 
-def test_search_on_the_cpu_has_no_share_and_keeps_defaults_when_time_is_over() -> None:
-    """Two minutes are two minutes: what was not timed is as it was."""
-    found, timed = search(lambda settings, seconds: 1.0, cores=4, on_gpu=False, budget_s=60, show=False)
-    assert found == Settings(num_threads=1, prefetch_queue_depth=2)
-    assert list(timed) == ["num_threads", "prefetch_queue_depth"]
-    found, timed = search(lambda settings, seconds: 1.0, cores=4, on_gpu=False, budget_s=0, show=False)
-    assert found == Settings(num_threads=4, prefetch_queue_depth=2)
-    assert timed == {}
-
-
 def test_tune_command_writes_what_loaders_take(
     small_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,11 +99,6 @@ def test_tune_command_writes_what_loaders_take(
     assert str(tuning.settings.num_threads) in tuning.measured["samples_per_s"]["num_threads"]
     dataclasses.replace(tuning, machine=HERE).write(path)
     assert choose_settings(Decode(tuning=path), device_id=None) == tuning.settings
-
-
-def test_tune_refuses_what_it_could_not_write(small_shards: Path, tmp_path: Path) -> None:
-    """Before the minutes that it takes."""
-    assert main(["tune", str(small_shards), "-o", str(tmp_path / "no" / "tuning.json")]) == 2
 
 
 def test_loader_decodes_as_the_file_says(path: Path, small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-BATCHES = 5  # of 23 samples, 5 a batch
 
 
 @pytest.fixture(scope="module")
@@ -109,33 +106,6 @@ def test_validation_starts_anew_each_time(runs: Any, small_shards: Path, tmp_pat
     first = model.seen["validate"][0]
     assert sorted(first) == keys != first
     assert model.seen["validate"] == [first] * 3
-
-
-def test_resumed_train_loader_is_opened_where_it_goes_on(
-    runs: Any, small_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It stages nothing of epoch 0's start; a checkpoint that is only tested is not where the next fit begins."""
-    whole = runs.fit(small_shards, tmp_path, callbacks=[runs.every_step(tmp_path)], max_epochs=1)
-    from dali_pipes.reader.feed import Feed
-
-    begun: list[tuple[int, int]] = []
-    make_feed = Feed.__init__
-
-    def recorded(self: Any, plan: Any, *, batching: Any, start: int, **options: Any) -> None:
-        if threading.current_thread() is threading.main_thread() and batching.batch_size == 5:
-            begun.append((plan.order.epoch, start))
-        make_feed(self, plan, batching=batching, start=start, **options)
-
-    stage = runs.evaluation(small_shards)
-    data = runs.make_data(small_shards, val=None, test=stage | {"batch_size": 4})
-    monkeypatch.setattr(Feed, "__init__", recorded)
-    resumed = runs.fit(small_shards, tmp_path, ckpt=tmp_path / "step=2.ckpt", data=data, max_epochs=1)
-    assert resumed.steps == whole.steps[2:]
-    assert begun == [(0, 10), (1, 0)]
-    runs.make_trainer(tmp_path).test(resumed, datamodule=data, ckpt_path=tmp_path / "step=2.ckpt", verbose=False)
-    begun.clear()
-    assert runs.fit(small_shards, tmp_path, data=data, max_epochs=1).steps == whole.steps
-    assert begun == [(0, 0), (1, 0)]
 
 
 def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
