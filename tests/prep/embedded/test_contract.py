@@ -144,14 +144,11 @@ NAMES = [
     "deep/er/and-deeper/name.tar",
     "two words",
     "plus+plus",
-    "per%cent",
     "per%41cent",
     "quest?ion",
     "ha#sh",
     "am&p=x",
-    "tilde~",
     "umlaut-\u00e4\u6f22",
-    "dots...x",
     "long-" + "n" * 300,
     "long/" + "n" * 200 + "/" + "m" * 200,
 ]
@@ -221,30 +218,28 @@ def test_range_answer_says_which_bytes_of_how_many(
 
 
 @pytest.mark.parametrize(
-    ("data", "byte_range", "content_range"),
+    ("byte_range", "content_range"),
     [
-        (b"0123456789", "bytes=10-", "bytes */10"),
-        (b"0123456789", "bytes=10-20", "bytes */10"),
-        (b"0123456789", "bytes=5-3", None),  # an empty range
-        (b"0123456789", "bytes=0-1,3-4", None),  # two are not served
-        (b"0123456789", "rows=1-2", None),
-        (b"", "bytes=0-", None),  # an empty object has no first byte
+        ("bytes=10-", "bytes */10"),
+        ("bytes=10-20", "bytes */10"),
+        ("bytes=5-3", None),  # an empty range
+        ("bytes=0-1,3-4", None),  # two are not served
+        ("rows=1-2", None),
     ],
 )
 def test_range_refused_says_how_many_bytes_there_are(
-    bucket: Bucket, data: bytes, byte_range: str, content_range: str | None
+    bucket: Bucket, byte_range: str, content_range: str | None
 ) -> None:
     """The answer is 416. For a range outside the object it has the size: a client learns that the object has shrunk."""
-    put(bucket, "a", data)
+    put(bucket, "a", b"0123456789")
     with pytest.raises(AISError) as refused:
         ask_range(bucket, "a", byte_range)
     assert refused.value.status_code == 416
     cause = refused.value.__cause__
     assert isinstance(cause, requests.HTTPError)
     assert cause.response is not None
-    if data:  # nobody asks what an empty object's answer says
-        assert cause.response.headers.get("Content-Range") == content_range
-    assert ask(bucket, "GET", "a").headers["Content-Length"] == str(len(data))
+    assert cause.response.headers.get("Content-Range") == content_range
+    assert ask(bucket, "GET", "a").headers["Content-Length"] == "10"
 
 
 def test_range_after_the_object_was_replaced_has_another_version(bucket: Bucket) -> None:

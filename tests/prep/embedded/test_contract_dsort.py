@@ -15,7 +15,7 @@ from aistore.sdk.wait_result import WaitResult
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
-from prep.shuffle.key_map import Grouping, parse_key_map, split_of
+from prep.shuffle.key_map import parse_key_map
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Engine, Request, read_spec, request_of_spec
 from prep.shuffle.shuffle import shuffle
@@ -182,18 +182,6 @@ def test_shuffle_by_key_map(bucket: Bucket, shards: dict[str, bytes], engine: En
     assert keys_of(bucket, names["rest-"]) == [f"d/{index:04}" for index in range(11, NUM_SAMPLES)]
     assert [len(found) for found in names.values()] == [6, 7]  # two samples fill 2 KiB: 512 a member are counted
     assert [entry.name for entry in bucket.list_all_objects() if "key-map" in entry.name] == []
-
-
-def test_shuffle_by_rule(bucket: Bucket, shards: dict[str, bytes]) -> None:
-    """The cluster also applies maps that are made here."""
-    shares = {"train": 0.75, "val": 0.25}
-    grouping = Grouping(by="split", shares=shares)
-    report = shuffle(Request(in_shards(bucket), mapped=grouping, output_prefix="out-", algorithm=Algorithm(seed=4)))
-    keys = sorted({name.partition(".")[0] for name in shards})
-    for number, split in enumerate(shares):
-        found = [name for name in report.shards if name.startswith(f"out-{split}-")]
-        expected = [key for key in keys if split_of(key, shares, seed=0) == number]
-        assert sorted(keys_of(bucket, found)) == expected != []
 
 
 @pytest.mark.parametrize("extension", [".tgz", ".tar.gz"])

@@ -121,9 +121,6 @@ def test_connection_whose_owner_cannot_be_found_is_refused(tmp_path: Path, monke
             assert "token" not in str(caught.value)
 
 
-# The folder
-
-
 def test_folder_and_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     """Whatever the umask of the process that starts the node."""
     before = os.umask(0)

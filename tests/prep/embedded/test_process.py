@@ -61,17 +61,6 @@ def test_start_that_fails_says_why(tmp_path: Path) -> None:
             start(tmp_path / "two", port=port)
 
 
-@pytest.mark.parametrize(("allow_etl", "expected"), [(None, True), (False, False)])
-def test_start_allows_etl_where_its_caller_or_else_the_environment_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_etl: bool | None, expected: bool
-) -> None:
-    """Who starts it has the last word; the caller's own environment does not change."""
-    monkeypatch.setenv(ALLOW_ETL, "1")
-    with start(tmp_path, allow_etl=allow_etl) as node:
-        assert answers(node.endpoint, "/v1/etl") is expected
-    assert os.environ[ALLOW_ETL] == "1"
-
-
 def test_module_in_the_foreground_prints_its_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``python -m prep.embedded`` serves until Ctrl-C, then ends with 0 and leaves no scratch files."""
     monkeypatch.delenv(ALLOW_ETL, raising=False)

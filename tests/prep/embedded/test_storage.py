@@ -43,15 +43,6 @@ def test_any_names_live_side_by_side(storage: Storage, objects: dict[str, bytes]
     assert storage.list_names("b") == []
 
 
-def test_object_beside_a_folder_of_its_name(storage: Storage) -> None:
-    """``a``, ``a/b`` and ``a/b/c`` are three objects; so are long names that differ only after 255 bytes."""
-    names = ["a", "a/b", "a/b/c", "x" * 400, "x" * 401, "a.obj", "a.long", ".bucket"]
-    for name in names:
-        storage.write("b", name, [name.encode()])
-    assert [read(storage, name) for name in names] == [name.encode() for name in names]
-    assert storage.list_names("b") == sorted(names)
-
-
 def test_file_damaged_by_a_power_failure_is_no_object(storage: Storage, tmp_path: Path) -> None:
     """The object is missing, whichever part of its file is left; it can be stored again."""
     path = tmp_path / "buckets" / "b" / "a.obj"

@@ -28,10 +28,6 @@ def misname(sample: dict[str, bytes]) -> dict[str, bytes]:
     return {"a/b": b""}
 
 
-def capital(sample: dict[str, bytes]) -> dict[str, bytes]:
-    return {"TXT": b""}
-
-
 def fail(sample: dict[str, bytes]) -> dict[str, bytes]:
     return {"txt": sample["gone"]}
 

@@ -25,17 +25,12 @@ from tests.prep.etl import functions
 from tests.prep.etl.conftest import FUNCTIONS, make_shard, words
 from tests.shards import encode_mask, encode_photo, make_source, pack, read_tar, tar_bytes
 
-# As the clusters said them: AIS 4.9 and 5.0 without Kubernetes.
-
 
 @contextmanager
 def running(store: AisStore, name: str, transform: str) -> Iterator[str]:
     start_etl(store, name, transform=f"{FUNCTIONS}:{transform}")
     yield name
     stop_etl(store, name)
-
-
-# A shard
 
 
 def test_function_makes_new_components_and_a_tar_without_time_or_owner() -> None:
@@ -72,7 +67,6 @@ def test_pieces_come_sample_by_sample() -> None:
         ("forget", r"shard 's.tar', key 'd/000': transform 'x' returned NoneType, expected a dict"),
         ("as_text", r"transform 'x' made component 'txt' of str, expected bytes"),
         ("misname", r"transform 'x' named a component 'a/b', expected an extension in lower case, such as 'jpg'"),
-        ("capital", r"transform 'x' named a component 'TXT', expected an extension in lower case"),
         ("fail", r"shard 's.tar', key 'd/000': transform 'x' failed: KeyError: 'gone'"),
     ],
 )
@@ -93,9 +87,6 @@ def test_broken_shards_are_told() -> None:
     double = tar_bytes({"a.txt": b"", "a.TXT": b""})
     with pytest.raises(DataError, match=r"key 'a': component 'txt' comes twice"):
         unchanged.transform(double, "s.tar")
-
-
-# Pets
 
 
 @pytest.mark.parametrize(("size", "mode"), [((500, 375), "RGB"), ((347, 500), "L"), ((201, 120), "RGB")])
@@ -119,22 +110,12 @@ def test_pets_is_torchvisions_transform(size: tuple[int, int], mode: str) -> Non
     ("sample", "message"),
     [
         ({"image.jpg": b""}, "key 'a': transform 'pets' failed: no component 'trimap.png' .found: image.jpg."),
-        (
-            {"image.jpg": b"no photo", "trimap.png": b""},
-            "key 'a': transform 'pets' failed: component 'image.jpg' cannot be decoded: cannot identify image file",
-        ),
-        (
-            {"image.jpg": encode_photo(size=(64, 64))[:600], "trimap.png": b""},
-            "component 'image.jpg' cannot be decoded: .*(?i:truncated)",
-        ),
+        ({"image.jpg": b"no photo", "trimap.png": b""}, "'image.jpg' cannot be decoded: cannot identify image file"),
     ],
 )
 def test_pets_tells_what_is_wrong(sample: dict[str, bytes], message: str) -> None:
     with pytest.raises(DataError, match=message):
         ShardTransform("pets", pets).transform(make_shard({"a": sample}), "s.tar")
-
-
-# Names of transforms
 
 
 def test_transforms_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +148,6 @@ def test_names_of_no_transform_are_refused(
         load_transform(spec)
 
 
-# From here
-
-
 def test_transform_here_writes_all_shards_and_the_class_table(shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     found = resolve_shards(f"{shards}/samples-", endpoint=None)
@@ -199,22 +177,11 @@ def test_transform_here_refuses_what_is_there(shards: Path, tmp_path: Path) -> N
     assert "d/000.txt" in dict(read_tar((tmp_path / "out" / "small-samples-000000.tar").read_bytes()))
 
 
-def test_transform_here_refuses_its_input(shards: Path) -> None:
-    found = resolve_shards(f"{shards}/samples-", endpoint=None)
-    with pytest.raises(ValueError, match=r"samples-000000.tar' is an input; give the output another place"):
-        transform_shards(found, open_output(shards, endpoint=None), transform="pets", overwrite=True)
-    with pytest.raises(ValueError, match="names shards; expected a folder or what"):
-        open_output("out/s.tar", endpoint=None)
-
-
 def test_transform_here_that_fails_leaves_no_part(shards: Path, tmp_path: Path) -> None:
     found = resolve_shards(f"{shards}/samples-", endpoint=None)
     with pytest.raises(DataError, match=r"shard 'samples-000000.tar', key 'd/000': transform .* returned None"):
         transform_shards(found, open_output(tmp_path / "out", endpoint=None), transform=f"{FUNCTIONS}:forget", jobs=1)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["samples-written.json"]
-
-
-# Through an ETL
 
 
 def test_three_ways_give_the_same_bytes(source: AisStore) -> None:
@@ -278,9 +245,6 @@ def test_what_an_etl_cannot_do_is_refused_with_the_way_out(source: AisStore) -> 
     assert list(dict(read_tar(output.store.read("samples-000001.tar")))) == ["d/004.txt", "d/004.cls"]
 
 
-# Commands
-
-
 def test_commands_on_a_laptop(tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without an endpoint an embedded node runs the transform; the environment stays as it was."""
     node = ["--embedded-dir", str(tmp_path / "node")]
@@ -322,13 +286,10 @@ def test_etl_that_stays(etl_node: str, source: AisStore, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("transform in --function pets", "Missing argument 'URL...'"),
         ("transform a-{0..1}.tar out --function dogs", "a transform is 'pets' or MODULE:FUNCTION"),
         ("etl get in/s.tar o.tar --function pets", "'in/s.tar' is not a bucket, an ETL reads from one"),
         ("etl get ais://b/s.tar o.tar --etl some-name", "--etl NAME needs --endpoint"),
-        ("etl get ais://b/s.tar no/o.tar --function pets", "no directory 'no'; make it"),
         ("etl run ais://b/s- out --function pets", "'out' is not a bucket, a cluster's ETL goes"),
-        ("etl start some-name --function pets", "Missing option '--endpoint'"),
     ],
 )
 def test_misuse_is_told(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,14 +122,6 @@ def test_server_reads_no_file_but_a_targets_objects(tmp_path: Path) -> None:
                 assert b"is not where a target keeps an object of the bucket 'b'" in body
 
 
-def test_server_tells_which_sample_failed() -> None:
-    with serving(f"{FUNCTIONS}:forget", target="http://127.0.0.1:9") as port:
-        status, body = ask(port, "PUT", "/b/%C3%A4.tar", words())
-    assert status == 422
-    assert "shard 'ä.tar', key 'd/000': transform".encode() in body
-    assert b"returned NoneType" in body
-
-
 def test_server_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AIS_TARGET_URL", raising=False)
     assert serve(["dogs"]) == 2

@@ -37,8 +37,6 @@ def outputs(store: Store, names: Sequence[str]) -> list[bytes]:
     return [store.read(name) for name in names]
 
 
-# Equal bytes
-
 # SHA-256 of all shards, one after the other, by shard_bytes: these never change.
 GOLDEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "shuffle": ({}, ["b4cbdfd94af650ba", "f06a25bf19a1ddde", "1cacd3f89994d201"]),
@@ -107,9 +105,6 @@ def test_odd_members_come_out_as_they_went_in(tmp_path: Path, *, is_indexed: boo
     assert sorted(folded) == sorted(went_in.items())
 
 
-# Parts
-
-
 @pytest.mark.parametrize("total", [3, 20])
 def test_parts_make_the_whole(directory: ShardSet, total: int) -> None:
     """In any order, and one of them twice; parts beyond the last output have nothing to do."""
@@ -131,9 +126,6 @@ def test_parts_without_shard_indexes_are_refused(directory: ShardSet) -> None:
     with pytest.raises(StoreError, match=r"parts of a shuffle plan by the shard indexes .* dali-pipes prep index"):
         run(directory, "parts", part=JobPart(number=1, total=2))
     assert directory.store.list("parts-") == []
-
-
-# Running again
 
 
 KILLED = """
@@ -166,15 +158,6 @@ def test_run_that_was_killed_is_finished_by_running_it_again(directory: ShardSet
     assert outputs(target, report.shards) == outputs(directory.store, expected.shards)
 
 
-# What must not pass
-
-
-def change(shards: ShardSet, name: str, at: int) -> None:
-    data = bytearray(shards.store.read(name))
-    data[at] ^= 1
-    shards.store.write(name, bytes(data))
-
-
 def test_input_that_is_not_what_its_index_says_is_noticed(directory: ShardSet) -> None:
     """Two samples of equal size that changed places."""
     store = directory.store
@@ -201,9 +184,6 @@ class FlippingStore(LocalStore):
 def test_store_that_gives_back_other_bytes_is_noticed(directory: ShardSet, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"shuffled-000000\.tar' was read back with other bytes than were written"):
         run(directory, "shuffled", target=FlippingStore(tmp_path / "out"))
-
-
-# Requests and memory
 
 
 def test_neighbours_are_read_by_one_request() -> None:

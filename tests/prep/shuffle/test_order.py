@@ -1,8 +1,6 @@
 """The order of the samples by keys, names and contents, and the cuts into shards: the same for ever."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dali_pipes.errors import DataError
 from prep.shuffle.order import Algorithm, arrange, cut, parse_content, shuffled
@@ -16,14 +14,6 @@ def test_shuffled_is_the_same_everywhere_and_for_ever() -> None:
     program = "from prep.shuffle.order import shuffled; print(shuffled([f'{i:02}' for i in range(8)], seed=0))"
     with start_python(program, PYTHONHASHSEED="5") as other:
         assert other.communicate()[0].strip() == str(expected)
-
-
-@given(st.lists(st.text("ab\u00e4", max_size=3), max_size=30), st.integers(-3, 1 << 70))
-def test_shuffled_is_a_permutation(keys: list[str], seed: int) -> None:
-    """Each position comes once, also if keys repeat; a second call gives the same order."""
-    order = shuffled(keys, seed=seed)
-    assert sorted(order) == list(range(len(keys)))
-    assert shuffled(keys, seed=seed) == order
 
 
 @pytest.mark.parametrize(
@@ -73,33 +63,19 @@ def test_arrange_by_content(key_type: str, decreasing: bool, expected: list[int]
     assert arrange([""] * 5, algorithm=algorithm, contents=contents) == expected
 
 
-@pytest.mark.parametrize(
-    ("data", "key_type", "found"),
-    [
-        (b" 7\n", "int", 7),
-        (b"-0", "int", 0),
-        (b"-" + b"0" * 5000 + b"7", "int", -7),
-        (b" 1e3\n", "float", 1000.0),
-        (b"inf", "float", float("inf")),
-        (b" 7", "string", b" 7"),
-    ],
-)
-def test_parse_content_allows_white_space_around_numbers(data: bytes, key_type: str, found: object) -> None:
-    assert parse_content(data, algorithm=Algorithm(kind="content", component="c", key_type=key_type), where="") == found
-
-
-@pytest.mark.parametrize(
-    ("data", "key_type"),
-    [
-        (b"7.0", "int"),
-        (b"", "int"),
-        (b"9" * 30, "int"),
-        (b"9" * 5000, "int"),  # of which Python makes no number
-        (b"x", "float"),
-        (b"nan", "float"),
-    ],
-)
-def test_parse_content_that_is_no_number_says_where(data: bytes, key_type: str) -> None:
-    algorithm = Algorithm(kind="content", component="c", key_type=key_type)
-    with pytest.raises(DataError, match=f"^here: component 'c' holds '.*', expected {key_type} to sort by"):
-        parse_content(data, algorithm=algorithm, where="here")
+def test_parse_content_allows_white_space_around_numbers_and_says_where_there_is_none() -> None:
+    as_int, as_float = (Algorithm(kind="content", component="c", key_type=key_type) for key_type in ("int", "float"))
+    assert parse_content(b" 7\n", algorithm=as_int, where="") == 7
+    assert parse_content(b" 1e3\n", algorithm=as_float, where="") == 1000
+    # Of 5000 digits Python makes no number.
+    for data, algorithm in (
+        (b"7.0", as_int),
+        (b"", as_int),
+        (b"9" * 5000, as_int),
+        (b"x", as_float),
+        (b"nan", as_float),
+    ):
+        with pytest.raises(
+            DataError, match=f"^here: component 'c' holds '.*', expected {algorithm.key_type} to sort by"
+        ):
+            parse_content(data, algorithm=algorithm, where="here")

@@ -1,54 +1,45 @@
-"""A shuffle by a dSort job: what starts, what fails, and what a cluster did wrong."""
+"""Shuffles by a dSort job on the embedded node and by an exchange: what is written, what is refused, what failed."""
 
+import gzip
+import tarfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aistore.sdk.dsort.core import Dsort
 from aistore.sdk.errors import AISError
 
+from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, StoreError
+from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
+from prep.part import JobPart
 from prep.shuffle import shuffle as shuffle_module
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle, spec_of
-from tests.prep.shuffle.conftest import NUM_SAMPLES
-from tests.shards import make_source, pack, read_tar, tar_bytes
-
-
-def _read(store: AisStore, names: Sequence[str]) -> list[tuple[str, bytes]]:
-    """Member names and bytes in the order of the shards."""
-    return [member for name in names for member in read_tar(store.read(name))]
+from tests.prep.shuffle.conftest import NUM_SAMPLES, members_of
+from tests.shards import make_source, pack, tar_bytes
 
 
 def _names(store: AisStore, prefix: str) -> list[str]:
     return [entry.name for entry in store.list(prefix)]
 
 
-# The job, on the embedded node
-
-
 def test_shuffle_by_a_job_reports_what_it_wrote(packed: ShardSet, bucket: AisStore) -> None:
-    """The samples are compared with the exchange's in `test_engines`."""
+    """The samples are compared with the exchange's below."""
     report = shuffle(Request(packed, algorithm=Algorithm(seed=7)))
     assert (report.num_samples, report.num_input_shards) == (NUM_SAMPLES, 5)
     assert report.url == f"{bucket.url}/shuffled-"
     assert len(report.shards) in (4, 5)  # their size is the mean of the input's
     assert bucket.read("shuffled-classes.json") == bucket.read("samples-classes.json")
     assert report.num_bytes == sum(bucket.size(name) or 0 for name in report.shards)
-
-
-# What is refused before a job is started
-
-
-def test_shuffle_of_absent_shards_names_them(packed: ShardSet, bucket: AisStore) -> None:
-    absent = ShardSet(store=bucket, names=tuple(f"samples-{number:06d}.tar" for number in range(7)))
-    with pytest.raises(
-        StoreError, match=r"no shard '.*samples-000005\.tar', '.*samples-000006\.tar' at .*; 7 were named"
-    ):
-        shuffle(Request(absent))
 
 
 def test_shuffle_of_shards_that_share_a_key_names_it(bucket: AisStore) -> None:
@@ -79,14 +70,6 @@ def test_shuffle_of_a_shard_that_is_cut_off_names_it(
         bucket.write("samples-000002.tar", whole[:num_bytes])
         with pytest.raises(DataError, match=rf"samples-000002\.tar' {message}"):
             shuffle(Request(packed))
-
-
-def test_shuffle_in_a_missing_bucket_says_how_to_make_one(bucket: AisStore) -> None:
-    with pytest.raises(StoreError, match=f"no bucket '{bucket.url}'"):
-        shuffle(Request(ShardSet(store=bucket, names=("samples-000000.tar",))))
-
-
-# A job that fails
 
 
 def test_shuffle_job_that_fails_leaves_nothing(
@@ -132,7 +115,7 @@ def test_shuffle_on_a_cluster_without_dsort_is_refused_or_goes_on_from_here_with
     assert _names(bucket, "shuffled-") == []
     report = shuffle(Request(packed, algorithm=Algorithm(seed=7)))
     assert report.engine == "exchange"
-    assert sorted(_read(bucket, report.shards)) == sorted(_read(bucket, packed.names))
+    assert sorted(members_of(bucket, report.shards)) == sorted(members_of(bucket, packed.names))
     [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
     assert f"{status} {text}" in warning.message
     assert warning.message.endswith("Shuffling from here now: all bytes pass through this machine")
@@ -152,9 +135,6 @@ def test_shuffle_interrupted_aborts_the_job(
         shuffle(Request(packed))
     assert len(aborted) == 1
     assert _names(bucket, "samples-") == [*packed.names, "samples-classes.json", "samples-written.json"]
-
-
-# A job that ends well and should not have
 
 
 Tamper = Callable[[dict[str, dict[str, bytes]]], None]
@@ -187,7 +167,7 @@ def test_shuffle_that_changed_the_data_names_the_keys(
 ) -> None:
     def tampering_job(*_: object, **__: object) -> None:
         samples: dict[str, dict[str, bytes]] = {}
-        for name, data in _read(bucket, packed.names):
+        for name, data in members_of(bucket, packed.names):
             samples.setdefault(name.partition(".")[0], {})[name.partition(".")[2]] = data
         tamper(samples)
         members = {f"{key}.{name}": data for key, parts in reversed(samples.items()) for name, data in parts.items()}
@@ -205,7 +185,7 @@ def test_shuffle_that_split_a_sample_in_two_is_noticed(
     """All members are there, but not together: no reader would give the sample whole."""
 
     def splitting_job(*_: object, **__: object) -> None:
-        members = _read(bucket, packed.names)
+        members = members_of(bucket, packed.names)
         bucket.write("shuffled-000000.tar", tar_bytes([*members[1:], members[0]]))
 
     monkeypatch.setattr(shuffle_module, "_run_dsort", splitting_job)
@@ -217,3 +197,115 @@ def test_shuffle_that_wrote_nothing_is_noticed(packed: ShardSet, monkeypatch: py
     monkeypatch.setattr(shuffle_module, "_run_dsort", lambda *_, **__: None)
     with pytest.raises(DataError, match="reported success and wrote no shard; 5 went in"):
         shuffle(Request(packed))
+
+
+def _bytes(store: Store, names: Sequence[str]) -> dict[str, bytes]:
+    return {name: store.read(name) for name in names}
+
+
+ORDERS = [
+    Algorithm(seed=2**63 - 1),
+    Algorithm(kind="alphanumeric", decreasing=True),
+    Algorithm(kind="content", component=".cls", key_type="float", decreasing=True),
+    Algorithm(kind="content", component="json"),
+]
+
+
+@pytest.mark.parametrize("algorithm", ORDERS, ids=lambda found: f"{found.kind}-{found.component}-{found.decreasing}")
+def test_exchange_gives_the_bytes_of_the_embedded_node(
+    packed: ShardSet, bucket: AisStore, directory: ShardSet, algorithm: Algorithm
+) -> None:
+    """One code decides for both, from a bucket and from a directory."""
+    by_node = shuffle(Request(packed, algorithm=algorithm, output_prefix="node-", shard_bytes=9000, engine="dsort"))
+    by_exchange = shuffle(
+        Request(packed, algorithm=algorithm, output_prefix="exchange-", shard_bytes=9000, engine="exchange")
+    )
+    local = shuffle(Request(directory, algorithm=algorithm, output_prefix="local-", shard_bytes=9000))
+    assert (by_node.engine, by_exchange.engine, local.engine) == ("dsort", "exchange", "exchange")
+    for node, client, other in zip(by_node.shards, by_exchange.shards, local.shards, strict=True):
+        assert members_of(bucket, [node]) == members_of(bucket, [client])
+        assert bucket.read(client) == directory.store.read(other)
+    assert [shard["num_bytes"] for shard in by_exchange.planned] == [bucket.size(name) for name in by_exchange.shards]
+
+
+@pytest.mark.parametrize("kind", ["gone", "other"])
+def test_run_again_writes_what_is_missing_or_differs_only(directory: ShardSet, kind: str) -> None:
+    store = directory.store
+    assert isinstance(store, LocalStore)
+    first = shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=5000))
+    before = _bytes(store, first.shards)
+    made = resolve_shards(first.url, endpoint=None)
+    index_shards(made)
+    again = shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=5000))
+    assert (again.num_written, again.shards) == (0, first.shards)
+    assert find_manifest(made) is not None
+    times = {name: (store.directory / name).stat().st_mtime_ns for name in first.shards}
+    victim = first.shards[3]
+    if kind == "gone":
+        store.delete(victim)
+    else:
+        data = bytearray(before[victim])
+        data[512] ^= 1  # the first byte of its first member
+        store.write(victim, bytes(data))
+        with pytest.raises(StoreError, match=r"holds \d+ shards already, from .*--overwrite replaces them"):
+            shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=5000))
+    report = shuffle(Request(directory, algorithm=Algorithm(seed=7), shard_bytes=5000, overwrite=kind == "other"))
+    assert report.num_written == 1
+    assert _bytes(store, report.shards) == before
+    kept = {name for name in first.shards if (store.directory / name).stat().st_mtime_ns == times[name]}
+    assert kept == set(first.shards) - {victim}
+    # What described the shards before is gone; an index of a shard that stays is right, still.
+    assert store.size("shuffled-manifest.safetensors") is None
+    assert store.size("shuffled-columns.safetensors") is None
+    assert store.size(victim.replace(".tar", ".index.safetensors")) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"algorithm": Algorithm(kind="content", component="nope")}, DataError, r"key 'folder/0000': no component 'n"),
+        ({"extension": ".zip"}, ValueError, r"extension must be one of \.tar, \.tgz, \.tar\.gz, got '\.zip'"),
+        ({"output_prefix": "samples-"}, ValueError, "output prefix 'samples-' names the input itself; choose another"),
+        ({"output_prefix": ""}, ValueError, "a prefix must not hold braces .*, and end in a name's start"),
+        ({"output_prefix": "out2"}, ValueError, "that is not a digit, such as 'shuffled-', got 'out2'"),
+        ({"drop_unmapped": True}, ValueError, "no key map is given"),
+        ({"engine": "dsort", "part": JobPart(number=1, total=2)}, ValueError, "--part 1/2 goes with --engine exchange"),
+        ({"engine": "dsort"}, ValueError, r"' is not in AIStore; engine 'dsort' runs in an AIStore"),
+    ],
+)
+def test_bad_request_is_refused_before_anything_is_written(
+    directory: ShardSet, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    before = directory.store.list("")
+    with pytest.raises(error, match=message):
+        shuffle(Request(directory, **options))
+    assert directory.store.list("") == before
+
+
+def links(kind: bytes) -> bytes:
+    """A sample, and links to it."""
+    return tar_bytes({"a.jpg": b""})[:512] + tar_bytes({"README": b"", "b.jpg": b""}, type=kind, linkname="a.jpg")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("in-0.tar", tar_bytes({"README": b"x"}), "in-': the 1 shards hold no sample"),
+        # Neither engine would carry a link over: the sample would come out without it, and the comparison not see it.
+        ("in-0.tar", links(tarfile.LNKTYPE), r"in-0\.tar', member 'b\.jpg': is a link, which no reader of shards"),
+        ("in-0.tar", links(tarfile.SYMTYPE), r"in-0\.tar', member 'b\.jpg': is a link, which no reader of shards"),
+        # AIS 4.9 keeps one of them, which the comparison notices after all the work.
+        ("in-0.tar", tar_bytes({"a.jpg": b"", "a.JPG": b""}), r"in-0\.tar', key 'a': component 'jpg' occurs twice"),
+        (
+            "in-0.tgz",
+            gzip.compress(b"x" * 999, mtime=0)[:-20],
+            r"in-0\.tgz' is not a complete gzip file: .*; pack it anew",
+        ),
+        ("in-0.tgz", b"no gzip", r"in-0\.tgz' is not a complete gzip file"),
+    ],
+)
+def test_shard_that_would_lose_samples_is_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        shuffle(Request(ShardSet(store=LocalStore(tmp_path), names=(name,))))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
