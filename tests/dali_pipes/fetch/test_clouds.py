@@ -32,8 +32,8 @@ ETAG = '"one-3"'
 class Signer:
     """Signs requests as a store does: each signature has a number, from 1."""
 
-    def __init__(self, endpoint: str, *, expires_s: float = 600.0, **headers: str) -> None:
-        self._endpoint, self._expires_s, self._headers = endpoint, expires_s, tuple(headers.items())
+    def __init__(self, endpoint: str, **headers: str) -> None:
+        self._endpoint, self._headers = endpoint, tuple(headers.items())
         self.num = 0
         self.error: Exception | None = None
 
@@ -41,7 +41,7 @@ class Signer:
         if self.error is not None:
             raise self.error
         self.num += 1
-        return ObjectRequest(f"{self._endpoint}/pets/{name}?X-Amz-Signature={self.num}", self._headers, self._expires_s)
+        return ObjectRequest(f"{self._endpoint}/pets/{name}?X-Amz-Signature={self.num}", self._headers, 600.0)
 
 
 @contextlib.contextmanager

@@ -11,8 +11,6 @@ import dali_pipes as dp
 from dali_pipes.fetch import demand
 from dali_pipes.fetch.demand import LongWaits
 from dali_pipes.fetch.fetcher import Wanted
-from dali_pipes.metrics import counts as counts_module
-from dali_pipes.metrics.counts import Counts
 from dali_pipes.store import patience
 from dali_pipes.store.local import LocalFetcher
 from dali_pipes.store.patience import Patience, Waiting
@@ -97,16 +95,3 @@ def test_a_cluster_that_is_away_is_told_of_by_one_line(
         clock.now_s += long_s
         again(1)
         assert len(lines(caplog)) == 1, "a store that is always slow is told of once a minute"
-
-
-def test_slow_decoding_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """After the wait: nobody can look into DALI meanwhile."""
-    monkeypatch.setattr(counts_module, "LONG_WAIT_S", 0.0)
-    monkeypatch.setattr(counts_module, "_SPAN_S", 0.0)
-    counts = Counts()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            with counts.decode_wait, counts.inputs:
-                pass
-    assert len(lines(caplog)) == 1
-    assert "decoding took so long" in lines(caplog)[0]
