@@ -24,16 +24,13 @@ class Batch:
 
 
 class _Components:
-    """Components whose arrays are computed at once, for photos of 300 x 400 pixels."""
+    """Components whose arrays are computed at once."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
 
     def array(self, function: Callable[[Any], Any]) -> Any:
         return function(self._batch)
-
-    def size(self, component: str, *, orient: bool = False) -> Callable[[Any], Any]:
-        return lambda batch: (np.full(NUM, 300, np.int32), np.full(NUM, 400, np.int32))
 
 
 def drawn(batch: Any = None) -> dp.Random:

@@ -8,54 +8,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.lazy import Lazy
-from tests.shards import Sample, make_samples, mask_bytes, write_shards
-
-if TYPE_CHECKING:
-    from nvidia.dali.pipeline import Pipeline
+from tests.shards import Sample, make_samples, write_shards
 
 dali, backend, fn, types = (Lazy(f"nvidia.dali{name}") for name in ("", ".backend", ".fn", ".types"))
-ops, plugin = Lazy("nvidia.dali.ops"), Lazy("nvidia.dali.plugin.pytorch")
+plugin = Lazy("nvidia.dali.plugin.pytorch")
 internals = Lazy("dali_pipes.graph.dali_internals")
 
-PNG = np.frombuffer(mask_bytes(0, 8, 8), np.uint8)
 OPTIONS: dict[str, Any] = {"batch_size": 1, "num_threads": 1, "device_id": None, "exec_dynamic": True}
-
-
-def new_pipeline() -> Pipeline:
-    return dali.Pipeline(**OPTIONS)
-
-
-def a_photo() -> Any:
-    """An input of the pipeline: a PNG."""
-    return fn.external_source(source=lambda: [PNG], batch=True, dtype=types.UINT8, ndim=1)
-
-
-def numbers(pipeline: Pipeline, source: Any) -> None:
-    """Make an input that calls ``source`` the output of ``pipeline``."""
-    with pipeline:
-        pipeline.set_outputs(fn.external_source(source=source, batch=True, dtype=types.INT64, ndim=0))
-
-
-def all_operators() -> Iterator[Any]:
-    """The schemas of all operators of this DALI."""
-    names = {*backend.RegisteredCPUOps(), *backend.RegisteredGPUOps(), *backend.RegisteredMixedOps()}
-    yield from (backend.GetSchema(name) for name in sorted(names))
 
 
 def test_iterators_have_what_is_used() -> None:
     """DALI 2.4 keeps these values in an iterator."""
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
-    pipeline = new_pipeline()
-    numbers(pipeline, lambda: [np.int64(1)])
+    with dali.Pipeline(**OPTIONS) as pipeline:
+        pipeline.set_outputs(fn.external_source(source=lambda: [np.int64(1)], batch=True, dtype=types.INT64, ndim=0))
     pipelines = [pipeline]
     iterator = plugin.DALIGenericIterator(pipelines, ["a"], auto_reset=True, prepare_first_batch=False)
     assert iterator._pipes is pipelines, "the loader changes this list"
@@ -75,7 +49,8 @@ def test_iterators_have_what_is_used() -> None:
 
 def test_every_decoder_is_found_by_its_name() -> None:
     """All operators in DALI's decoder modules, and all that take a share of the engines, have ``decoder`` in theirs."""
-    for schema in all_operators():
+    for name in {*backend.RegisteredCPUOps(), *backend.RegisteredGPUOps(), *backend.RegisteredMixedOps()}:
+        schema = backend.GetSchema(name)
         is_decoder = "decoders" in schema.ModulePath() or schema.HasArgument("hw_decoder_load")
         assert is_decoder <= ("decoder" in schema.Name().lower()), f"'{schema.Name()}' decodes: mend _is_decoder()"
 
@@ -125,7 +100,7 @@ def test_an_output_that_is_no_node_goes_to_the_gpu_as_a_constant() -> None:
 
 def test_decoded_inputs_and_shared_crops_are_found_behind_other_operators() -> None:
     """What an image decoder gets, and what one crop cuts; audio, crops and other inputs of a decoder are no photos."""
-    pipeline = new_pipeline()
+    pipeline = dali.Pipeline(**OPTIONS)
 
     def source(dtype: Any) -> Any:
         return fn.external_source(source=lambda: None, batch=True, dtype=dtype, ndim=1)

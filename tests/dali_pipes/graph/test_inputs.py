@@ -14,7 +14,7 @@ from PIL import Image
 import dali_pipes as dp
 from tests.hostile_photos import undecodable
 from tests.lazy import Lazy
-from tests.loaders import open_loader, substituting
+from tests.loaders import batches_of, open_loader, substituting
 from tests.shards import Sample, make_samples, npy_bytes, photo_bytes, write_shards
 
 torch, fn, types = Lazy("torch"), Lazy("nvidia.dali.fn"), Lazy("nvidia.dali.types")
@@ -274,6 +274,17 @@ def test_bad_sample_is_replaced_in_all_its_outputs(tmp_path: Path, rich_samples:
 def test_bad_arguments_of_parsed_components_are_refused(rich_shards: Path, take: Any, error: Any, text: str) -> None:
     """When the loader is made, before any shard is read."""
     refused(rich_shards, lambda components, random: {"parsed": take(components)}, error, text)
+
+
+def test_parsed_component_is_computed_beside_the_samples_crop(rich_shards: Path) -> None:
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
+        start, shape = random.resized_crop("left.jpg")
+        found = components.json("meta.json", to=lambda found, at: [found["number"], *at], beside=(start,))
+        return {"found": found, "start": start, "shape": shape}
+
+    for batch in batches_of(rich_shards, graph):
+        for found, key, start in zip(batch["found"], batch["key"], batch["start"], strict=True):
+            assert found.tolist() == [int(key[1:]), *start.tolist()]
 
 
 def test_node_that_is_computed_by_the_pipeline_cannot_stand_beside(rich_shards: Path) -> None:

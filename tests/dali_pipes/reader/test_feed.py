@@ -61,6 +61,25 @@ def check_nothing_is_held(loader: dp.Loader) -> None:
     assert not loader.delivery.current.feed._samples._tables
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 100, "last_batch_policy": "FILL"},  # the epoch several times over
+        # Slices of 6, 6, 4, 4, 4 samples: the shorter ones wrap.
+        {"batch_size": 10, "shuffle": dp.Shuffle(window_bytes=30_000, slices=5)},
+    ],
+    ids=str,
+)
+def test_epochs_hold_nothing_when_they_are_over(
+    open_loader: Callable[..., dp.Loader], samples: list[Sample], options: dict[str, Any]
+) -> None:
+    loader = open_loader(**options)
+    for _ in range(3):
+        assert len(read_epoch([loader], samples)) == NUM_SAMPLES
+    next(iter(loader), None)
+    check_nothing_is_held(loader)
+
+
 @pytest.mark.parametrize("where", ["taken", "opened", "staged", "needed"])
 def test_ctrl_c_in_the_feed_leaves_nothing_held(
     open_loader: Callable[..., dp.Loader],
