@@ -203,9 +203,6 @@ def test_a_missing_shard_is_waited_for_as_long_as_a_target_is_missing() -> None:
             assert stream.read() == BODY
 
 
-# Several proxies
-
-
 def test_another_named_proxy_is_asked(tmp_path: Path, closed_port: int) -> None:
     """The first does not answer: at the start, and for each client."""
     dead = f"http://127.0.0.1:{closed_port}"
@@ -220,3 +217,16 @@ def test_another_named_proxy_is_asked(tmp_path: Path, closed_port: int) -> None:
             assert store.read("w") == b"abc"
         with loader_of(both, tmp_path) as loader:
             assert len(rows_of(iter(loader))) == 20
+
+
+@pytest.mark.parametrize("token", ["", "t0ken"])
+def test_a_proxy_of_the_map_is_asked_but_not_with_a_token(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which goes to no host that the user did not name."""
+    monkeypatch.setenv("AIS_AUTHN_TOKEN", token)
+    node = {"public_net": {"direct_url": "http://127.0.0.1:1"}}
+    answer = json.dumps({"version": "3", "pmap": {"p2": node}, "tmap": {}}).encode()
+    with scripted(lambda visit: visit.say(200, answer)) as first:
+        store = AisStore(first.endpoint, "b")
+        store.learn_map()
+        store.proxies.turn_from(first.endpoint)
+        assert store.proxies.current == (first.endpoint if token else "http://127.0.0.1:1")
