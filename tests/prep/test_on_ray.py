@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from dali_pipes.errors import PipesError
-from dali_pipes.formats.names import index_name
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.etl.run import Output, transform_shards
@@ -144,24 +143,18 @@ def test_exchange_whose_worker_is_killed_gives_the_bytes_of_one_process(tmp_path
     assert contents(held, report.shards) == contents(store, run_shuffle(shards).shards)
 
 
-def start_held_pack(cluster: Any, out: Path, gate: Path, **options: Any) -> "subprocess.Popen[bytes]":
-    """A pack on Ray, a process of its own, that waits at the gate in the middle of its second shard."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.prep.held_pack", str(out), str(gate)],
-        cwd=REPOSITORY,
-        env=os.environ | {"RAY_ADDRESS": cluster.address},
-        **options,
-    )
-
-
 def test_ctrl_c_leaves_no_half_written_shard_and_the_next_run_finishes(
     cluster: Any, tmp_path: Path, gate: Path
 ) -> None:
     """As a terminal sends it, to the command and its group. Ray itself may crash: its exit code is no promise."""
     out, expected = LocalStore(tmp_path / "out"), LocalStore(tmp_path / "expected")
+    command = [sys.executable, "-m", "tests.prep.held_pack", str(out.directory), str(gate)]
+    environment = os.environ | {"RAY_ADDRESS": cluster.address}
     with (
         (tmp_path / "said").open("wb") as said,
-        start_held_pack(cluster, out.directory, gate, stdout=said, stderr=said, start_new_session=True) as running,
+        subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdout=said, stderr=said, start_new_session=True
+        ) as running,
     ):
         wait_until((gate / "pid").exists, "it never wrote its second shard")
         os.killpg(running.pid, signal.SIGINT)
@@ -203,33 +196,6 @@ def test_pack_whose_node_is_killed_gives_the_shards_of_one_process(cluster: Any,
     assert contents(held, names) == contents(expected, names)
     left = [sorted(path.name for path in store.directory.iterdir()) for store in (held, expected)]
     assert left[0] == left[1]
-
-
-@pytest.mark.nightly
-def test_index_whose_worker_is_killed_gives_the_files_of_one_process(tmp_path: Path, gate: Path) -> None:
-    """The worker dies by kill -9 before it writes the seventh index. The next run takes over all indexes."""
-    stores = {on: LocalStore(tmp_path / on) for on in WORKERS_KINDS}
-    for store in stores.values():
-        names = pack(make_source(43), store=store, max_count=3, jobs=1).shards
-    index_shards(ShardSet(store=stores["processes"], names=names))
-    held = GatedStore(tmp_path / "ray", held=index_name(names[6]), gate=gate)
-    before: list[int] = []
-    with worker_killed_at(gate):
-        index_shards(ShardSet(store=held, names=names), on="ray", anew=True, on_before=before.append)
-    index_shards(ShardSet(store=stores["ray"], names=names), on="ray", on_before=before.append)
-    assert before == [0, len(names)]
-    every = tuple(sorted(path.name for path in stores["processes"].directory.iterdir()))
-    assert tuple(sorted(path.name for path in stores["ray"].directory.iterdir())) == every
-    assert contents(stores["ray"], every) == contents(stores["processes"], every)
-
-
-@pytest.mark.nightly
-def test_a_killed_worker_leaves_no_line_on_stdout(cluster: Any, tmp_path: Path, gate: Path) -> None:
-    """What Ray says of it is on stderr, or nowhere: a program that reads a command's result is not disturbed."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with worker_killed_at(gate), start_held_pack(cluster, tmp_path / "out", gate, **pipes) as running:
-        stdout, stderr = running.communicate()
-    assert (running.returncode, stdout) == (0, b"5\n"), stderr
 
 
 @pytest.mark.nightly

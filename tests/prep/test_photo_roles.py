@@ -4,22 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import dali_pipes as dp
 from bench.loaders.recipe import find_components
 from dali_pipes.store.urls import resolve_shards
-from prep.commands.group import prep
+from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.shards import Sample, encode_photo, mask_bytes, write_shards
 
 KINDS = ("jpg", "jpg", "png", "jpg", "webp", "jpg", "png", "jpg", "webp")  # most are JPEGs
 NUM = len(KINDS)
-
-
-def call(*arguments: str | Path, code: int = 0) -> str:
-    done = CliRunner().invoke(prep, list(map(str, arguments)))
-    assert done.exit_code == code, done.output
-    return done.stdout
 
 
 def photo(kind: str, number: int) -> bytes:
@@ -51,14 +44,14 @@ def test_verify_view_info_and_bench_take_the_same_components(mixed: tuple[Path, 
     for path in shards.glob("*.tar"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     for each in (shards, tmp_path):
-        assert json.loads(call("verify", each, "--decoder", "pillow", "--workers", "1", "--json"))["ok"]
-    call("view", shards, "-o", tmp_path / "page.html")
+        assert json_of_prep("verify", each, "--decoder", "pillow", "--workers", "1")["ok"]
+    run_prep("view", shards, "-o", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "nothing bad was found" in page
     found = json.loads(page.partition('id="samples">')[2].partition("</script>")[0])["samples"]
     assert all(sample["photo"] and bool(sample["mask"]) == bool(mask) for sample in found)
-    assert json.loads(call("view", shards, tmp_path / "sheet.png", "--json"))["undecodable"] == []
-    told = json.loads(call("info", shards, "--json"))["photos"]
+    assert json_of_prep("view", shards, tmp_path / "sheet.png")["undecodable"] == []
+    told = json_of_prep("info", shards)["photos"]
     masks = {mask: True} if mask else {}
     assert {name: one["is_mask"] for name, one in told.items()} == dict.fromkeys(KINDS, False) | masks
     photo, found_mask = find_components(resolve_shards(shards, endpoint=None), photo=None, mask=None)

@@ -18,13 +18,6 @@ def test_spool_is_for_one_process_at_a_time_and_gone_afterwards(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_spool_that_cannot_be_removed_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker of another node may still write into it."""
-    monkeypatch.setattr("prep.spool._empty", lambda folder: (folder / "late").touch())
-    with pytest.raises(StoreError, match="the reason"), open_spool(LocalStore(tmp_path), "out-", None):
-        raise StoreError("the reason")
-
-
 def test_spool_removes_the_files_of_a_killed_run_and_tells_of_a_full_disk(tmp_path: Path) -> None:
     with open_spool(LocalStore(tmp_path), "out-", None) as folder:
         (folder / "part").touch()

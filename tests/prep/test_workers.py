@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,9 +17,7 @@ from tests.prep.workers_tasks import (
     count_setup,
     double,
     fail_at_three,
-    fail_to_set_up,
     kill_itself,
-    raise_odd,
     square,
     touch_and_wait,
 )
@@ -44,26 +41,11 @@ def test_map_gives_results_in_order_and_counts_progress(jobs: int) -> None:
     assert pids == {os.getpid()} if jobs == 1 else os.getpid() not in pids
 
 
-def test_map_does_inline_what_is_asked_and_starts_nothing_for_it() -> None:
-    with Workers(2) as workers:
-        assert {pid for _, pid in list(workers.map(square, range(5), inline=lambda _: True))} == {os.getpid()}
-        assert workers._processes == []
-        results = list(workers.map(square, range(10), inline=lambda task: task % 2 == 0))
-        assert [value for value, _ in results] == [number * number for number in range(10)]
-        assert [pid == os.getpid() for _, pid in results] == [True, False] * 5
-        assert list(workers.map(square, [])) == []
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_map_raises_what_a_task_raised_and_ends_the_others(jobs: int, tmp_path: Path) -> None:
     with Workers(jobs) as workers, pytest.raises(DataError, match="task 3 is bad"):
         list(workers.map(fail_at_three, range(8)))
     assert workers._processes == []
-
-
-def test_map_says_what_an_error_was_that_cannot_be_sent() -> None:
-    with Workers(2) as workers, pytest.raises(PipesError, match="OddError: cannot be pickled"):
-        list(workers.map(raise_odd, range(2)))
 
 
 def test_map_says_which_task_a_worker_was_killed_at() -> None:
@@ -104,11 +86,6 @@ def test_setup_is_called_once_in_each_process(jobs: int, isolated: bool, tmp_pat
     assert (os.getpid() in pids) is (jobs == 1 and not isolated)
     assert pids <= {int(path.name) for path in tmp_path.iterdir()}
     assert {path.read_text() for path in tmp_path.iterdir()} == {"x"}
-
-
-def test_setup_that_fails_is_the_error_of_the_first_task() -> None:
-    with Workers(2, setup=fail_to_set_up) as workers, pytest.raises(DataError, match="no decoder"):
-        list(workers.map(square, range(2)))
 
 
 def test_jobs_are_checked_and_no_more_than_there_is_to_do() -> None:
@@ -163,16 +140,6 @@ def test_workers_end_with_their_owner(tmp_path: Path, end: signal.Signals) -> No
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "they ended")
 
 
-def test_default_jobs_are_the_cores_that_may_be_used() -> None:
-    assert 1 <= default_jobs() <= 16
-    core = min(os.sched_getaffinity(0))
-    script = (
-        f"import os; os.sched_setaffinity(0, [{core}]); from prep.workers import default_jobs; print(default_jobs())"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "1\n"
-
-
 def test_ray_is_imported_by_nobody_who_does_not_ask_for_it() -> None:
     """Neither by the commands nor by the workers of this machine."""
     script = "import sys, prep.workers, prep.shuffle.shuffle, prep.commands.shuffle; sys.exit('ray' in sys.modules)"
@@ -194,25 +161,3 @@ def test_address_without_a_ray_is_refused_at_once(closed_port: int) -> None:
     ray.init.side_effect = ConnectionError("no token")
     with pytest.raises(PipesError, match="no Ray at 'auto': no token; is RAY_ADDRESS right"):
         on_ray._connect(ray, "auto", num_cpus=1)
-
-
-def test_a_ray_of_our_own_gets_a_token_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray would write one to the home directory. Who has set one up keeps it."""
-    ray = mock.MagicMock()
-    monkeypatch.setattr(os, "environ", environ := {"RAY_AUTH_MODE": "token"})
-    on_ray._connect(ray, "", num_cpus=3)
-    assert environ == {"RAY_AUTH_MODE": "token"}
-    environ.clear()
-    on_ray._connect(ray, "", num_cpus=3)
-    assert len(environ["RAY_AUTH_TOKEN"]) == 64
-    assert ray.init.call_args.kwargs.items() >= {"address": "local", "num_cpus": 3}.items()
-
-
-def test_ray_stores_a_function_once_for_all_tasks() -> None:
-    """Each call of `ray.remote` would store it in the cluster anew, for good."""
-    workers, ray = on_ray.RayWorkers(1), mock.MagicMock()
-    workers._ray = ray
-    for number in range(3):
-        workers._submit(number, square, number, "a task")
-    assert (ray.remote.call_count, ray.put.call_count) == (1, 1)
-    assert len(workers._flying) == 1  # a double gives one reference

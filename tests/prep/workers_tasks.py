@@ -28,13 +28,6 @@ def fail_at_three(task: int, report: Report) -> int:
     return task
 
 
-def raise_odd(task: int, report: Report) -> None:
-    class OddError(Exception):
-        pass
-
-    raise OddError("cannot be pickled")
-
-
 def kill_itself(task: int, report: Report) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -42,10 +35,6 @@ def kill_itself(task: int, report: Report) -> None:
 def count_setup(directory: Path) -> None:
     with (directory / str(os.getpid())).open("a") as stream:
         stream.write("x")
-
-
-def fail_to_set_up() -> None:
-    raise DataError("no decoder")
 
 
 def touch_and_wait(task: str, report: Report) -> None:

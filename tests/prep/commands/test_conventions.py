@@ -87,15 +87,8 @@ FAILS = {
     "prep pack pets": ("{photos} {out}", "no such directory: '{photos}/images'"),
     "prep pack table": ("{photos}/none.csv {out}", "cannot read '{photos}/none.csv'"),
 }
-# Those that read where a component lies, in a plain tar.
-READ_PLAIN = {
-    "cache warm": "{packed} --cache {cache}",
-    "prep index": "{packed}",
-    "prep info": "{packed}",
-    "prep transform": "{packed} {out} --function pets",
-    "prep verify": "{packed}",
-    "prep view": "{packed} {out}.png",
-}
+# Two of those that read where a component lies, in a plain tar.
+READ_PLAIN = {"cache warm": "{packed} --cache {cache}", "prep index": "{packed}"}
 
 
 def as_it_is(sample: dict[str, bytes]) -> dict[str, bytes]:
@@ -181,17 +174,6 @@ def test_help_names_every_default(path: str) -> None:
         if isinstance(option, click.Option) and not (option.is_flag or option.required or option.hidden):
             described = option.show_default or "[default:" in (option.help or "")
             assert described or option.name == "endpoint", option.name
-
-
-@pytest.mark.parametrize("path", sorted(set(COMMANDS) - set(WITHOUT_JSON)))
-def test_json_is_a_flag_of_every_command(path: str) -> None:
-    """Of one name, that takes nothing."""
-    found = [parameter for parameter in COMMANDS[path].params if "--json" in parameter.opts]
-    assert len(found) == 1, f"{path} has no --json"
-    [option] = found
-    assert isinstance(option, click.Option)
-    assert option.is_flag
-    assert option.name == "as_json"
 
 
 @pytest.mark.parametrize("path", sorted(RUNS))

@@ -82,15 +82,6 @@ def test_overwriting_names_the_data_sets_of_an_earlier_split(photos: Path, tmp_p
     assert "beside them" not in _make(*QUICK, photos, tmp_path / "o2", "--split", SHARES, "--overwrite").stderr
 
 
-def test_dry_run_tells_the_plan_and_writes_nothing(photos: Path, tmp_path: Path) -> None:
-    planned = _make(photos, tmp_path / "out", "--split", SHARES, "--dry-run")
-    assert not (tmp_path / "out").exists()
-    assert planned.stdout == ""
-    assert "pack: would write 1 shard, 40 samples" in planned.stderr
-    for split in ("train", "val"):
-        assert f"would write {tmp_path}/out/{split}-...\n" in planned.stderr
-
-
 def test_to_the_embedded_node_and_its_program_starts_it_again(photos: Path, tmp_path: Path) -> None:
     program = _make(*QUICK, photos, "ais://made", "--embedded-dir", tmp_path / "node").stdout
     assert run_program(program)[0] == "40 samples, 1 batches"

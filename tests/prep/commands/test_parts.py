@@ -102,13 +102,7 @@ def test_parts_of_a_shuffle_make_the_whole(directory: Path) -> None:
         (("index", "{}", "--part", "0/2"), "1 <= I <= N, got '0/2'; parts are counted from 1"),
         (("index", "{}", "--part", "2"), "a part must be I/N, such as 3/16, got '2'"),
         (("index", "{}", "--part", "1/2", "--merge"), "--merge follows when all parts are done"),
-        (("index", "{}", "--part", "1/2", "--overwrite"), "a part writes none; give it to --merge"),
         (("add", "{}", "{}", "--part", "1/2"), "add has no --part: it makes one version of the data set"),
-        (("info", "{}", "--part", "1/2"), "info has no --part: it reads little; run it once"),
-        (("remove", "{}", "--part", "1/2"), "remove has no --part"),
-        (("compact", "{}", "--part", "1/2"), "compact has no --part"),
-        (("make", "{}", "{}/out", "--part", "1/2"), "make has no --part"),
-        (("recode", "{}", "{}/out", "--part", "1/2"), "recode has no --part"),
         (("pack", "tars", "{}", "{}/out/", "--part", "1/2", "--short-side", "8"), "part 1/2 would recode all photos"),
         (("shuffle", "{}", "--part", "1/2"), "parts of a shuffle plan by the shard indexes of the input"),
     ],
@@ -116,17 +110,4 @@ def test_parts_of_a_shuffle_make_the_whole(directory: Path) -> None:
 def test_parts_that_make_no_sense_are_refused(directory: Path, words: tuple[str, ...], said: str) -> None:
     before = contents(directory)
     assert said in refused(*(word.format(directory) for word in words))
-    assert contents(directory) == before
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("index",), ("verify",), ("transform", "{}/../out/", "--function", "pets"), ("pack", "tars", "{}/../out/")],
-)
-def test_part_without_a_shard_says_so_and_writes_nothing(directory: Path, words: tuple[str, ...]) -> None:
-    """There may be fewer shards than processes."""
-    before = contents(directory)
-    verb = 2 if words[0] == "pack" else 1
-    command = [*words[:verb], "{}", *words[verb:], "--part", "7/8"]
-    assert "nothing to do: part 7/8 of '" in run_prep(*(word.format(directory) for word in command)).stdout
     assert contents(directory) == before

@@ -37,13 +37,10 @@ def test_pack_pets_names_what_it_leaves_out_on_stderr(tmp_path: Path) -> None:
     (tmp_path / "pets" / "annotations" / "trimaps" / "boxer_2.png").unlink()
     arguments = ("pack", "pets", tmp_path / "pets", tmp_path / "out")
     run_prep(*arguments, expect=DataError, match=r"1 of 2 records .* are bad: boxer_1: image\.jpg holds a GIF")
+    few = "2 of 3 records would be left out, more than --max"
+    run_prep(*arguments, "--on-bad", "skip", expect=DataError, match=few)
     assert not (tmp_path / "out").exists()
-    run_prep(
-        *arguments, "--on-bad", "skip", expect=DataError, match="2 of 3 records would be left out, more than --max"
-    )
-    assert not (tmp_path / "out").exists()
-    many = ("--on-bad", "skip", "--max-bad", "2")
-    result = run_prep(*arguments, *many)
+    result = run_prep(*arguments, "--on-bad", "skip", "--max-bad", "2")
     first, second, *reasons = result.stderr.splitlines()
     assert [" ".join(reason.split()[:4]) for reason in reasons] == ["1 left out: no", "1 left out: image.jpg"]
     assert first == "skipped: boxer_2: no trimap"
@@ -64,14 +61,9 @@ def test_pack_pets_download_goes_through_torchvision(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["index", "{url}"],
-        ["info", "{url}"],
-        ["verify", "{url}"],
-        ["view", "{url}", "sheet.png"],
-        ["shuffle", "{url}"],
-        ["transform", "{url}", "out", "--function", "pets"],
-        ["pack", "tars", "{url}/a-0.tar", "out"],
-        ["etl", "run", "{url}", "ais://new", "--function", "pets"],
+        ["index", "ais://pets"],
+        ["pack", "tars", "ais://pets/a-0.tar", "out"],
+        ["etl", "run", "ais://pets", "ais://new", "--function", "pets"],
     ],
 )
 def test_prep_without_an_endpoint_names_the_variable_and_starts_nothing(
@@ -82,7 +74,7 @@ def test_prep_without_an_endpoint_names_the_variable_and_starts_nothing(
     monkeypatch.delenv("AIS_ENDPOINT", raising=False)
     monkeypatch.setenv("DALI_PIPES_EMBEDDED_DIR", str(tmp_path / "node"))
     match = r"no bucket 'ais://pets': AIS_ENDPOINT is not set, .*; set AIS_ENDPOINT, or make"
-    run_prep(*(argument.replace("{url}", "ais://pets") for argument in arguments), expect=StoreError, match=match)
+    run_prep(*arguments, expect=StoreError, match=match)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,8 +85,6 @@ def test_prep_without_an_endpoint_names_the_variable_and_starts_nothing(
         (["embedded"], "Missing option '--dir'"),
         (["pack", "table", "x.csv", "out", "--component", "path"], "expected NAME=COLUMN, got 'path'"),
         (["pack", "table", "x.csv", "out", "--value", "a=b", "--value", "a=c"], "'a' is given twice"),
-        (["pack", "table", "x.csv", "out", "--component", "=b"], "expected NAME=COLUMN, got '=b'"),
-        (["pack", "nope"], "No such command 'nope'"),
     ],
 )
 def test_prep_misuse_exits_with_2(arguments: list[str], message: str) -> None:
@@ -120,7 +110,3 @@ def test_sizes_have_binary_and_decimal_units(text: str, num_bytes: int, shown: s
 def test_size_of_anything_else_is_an_error(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"a size (is a number and one of B, KiB|must be at least one byte)"):
         size(text)
-
-
-def test_help_of_a_group_cuts_no_line() -> None:
-    assert "..." not in run_prep("--help").stdout.partition("Commands:")[2]

@@ -1,7 +1,6 @@
 """What pack writes, where shards end, which records are bad, and what is there already."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import webdataset
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.base import Store
-from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
@@ -19,7 +17,6 @@ from prep.index import index_shards
 from prep.left_out import MaxBad
 from prep.pack.pack import OnBad, open_target
 from prep.pack.target import ShardPlan, plan_shards
-from prep.sources.folders import imagefolder
 from prep.sources.record import Record, Source
 from tests.shards import encode_mask, encode_photo, make_source, pack
 from tests.turned_photos import exif_block, with_exif
@@ -94,22 +91,13 @@ def test_plan_shards_fills_each_up_to_both_limits(
     assert plan_shards(sizes, max_count=max_count, max_bytes=max_bytes) == [ShardPlan(*row) for row in expected]
 
 
-def test_plan_shards_beyond_six_digits_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prep.pack.target.MAX_FILES", 3)
-    assert len(plan_shards([512] * 3, max_count=1, max_bytes=1)) == 3
-    with pytest.raises(ValueError, match="4 shards, names count to 3; use larger --max-bytes"):
-        plan_shards([512] * 4, max_count=1, max_bytes=1)
-
-
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("ais://pets", ("ais://pets", "samples-")),
         ("ais://pets/train-", ("ais://pets", "train-")),
         ("ais://pets/train", ("ais://pets", "train/samples-")),
         ("/a/b_", ("/a", "b_")),
         ("ais://pets/a-{0..1}.tar", "names shards; expected a folder or what the shards"),
-        ("ais://pets/a.tgz", "names shards"),  # pack writes plain ones
         ("http://pets/a-", "nothing can be written by http://; expected ais://, s3://, gs://, az:// or a directory"),
         ("ais://pets/../photos/a-", r"'ais://pets/\.\./photos/a-': the parts of an object's name must not be"),
     ],
@@ -121,20 +109,6 @@ def test_open_target_tells_folder_from_prefix_or_says_what_is_wrong(url: str, ex
     else:
         with pytest.raises(ValueError, match=expected):
             open_target(url, endpoint="http://127.0.0.1:1")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"jobs": 0}, "jobs must be positive, got 0"),
-        ({"prefix": ""}, "prefix must end in a name's start that is not a digit"),
-        ({"prefix": "v2"}, "prefix must end in"),  # v2000000.tar: where does the number start?
-        ({"prefix": "../b/a-", "store": AisStore("http://127.0.0.1:1", "pets")}, r"pets/\.\./b/a-': the parts"),
-    ],
-)
-def test_pack_bad_argument_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        pack(make_source(1), **{"store": LocalStore(tmp_path), **options})
 
 
 # Bad records
@@ -175,40 +149,6 @@ def test_pack_bad_records_are_skipped_or_kept_and_named(on_bad: OnBad, tmp_path:
     assert samples == {record.key: {"cls": b"0", **record.components} for record in packed}
 
 
-def test_pack_photo_in_another_format_that_dali_decodes_is_packed_and_noted(tmp_path: Path) -> None:
-    """Its bytes and its name stay as they are."""
-    webp, rgba = encode_photo("webp"), encode_photo("png", mode="RGBA")
-    photos = [
-        ("jpeg", PHOTO),
-        ("png", rgba),
-        ("webp", webp),
-        ("jpg", PNG),
-        ("png", PHOTO),
-        ("jpg", webp),
-        ("gif", PHOTO),
-    ]
-    source = _source(*(_record(str(number), **{name: data}) for number, (name, data) in enumerate(photos)))
-    report = pack(source, store=LocalStore(tmp_path / "out"))
-    assert report.noted == ("3: jpg is a PNG", "4: png is a JPEG", "5: jpg is a WEBP", "6: gif is a JPEG")
-    assert (report.skipped, report.kept) == ((), ())
-    samples = _read_back(LocalStore(tmp_path / "out"), report.shards, tmp_path / "read")
-    assert [sample[name] for sample, (name, _) in zip(samples, photos, strict=True)] == [data for _, data in photos]
-
-
-def test_pack_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
-    """A file's and a class's, with the bytes that are not."""
-    folder = tmp_path / "in" / "cat"
-    folder.mkdir(parents=True)
-    (folder / os.fsdecode(b"caf\xe9.jpg")).write_bytes(PHOTO)
-    store = LocalStore(tmp_path / "out")
-    with pytest.raises(DataError, match=r"the name of file '.*/cat/caf\\xe9\.jpg' is not UTF-8"):
-        pack(imagefolder(tmp_path / "in"), store=store)
-    folder.rename(folder.with_name(os.fsdecode(b"c\xe0t")))
-    with pytest.raises(DataError, match=r"the name of class 0 is not UTF-8: 'c\\xe0t'; rename it"):
-        pack(imagefolder(tmp_path / "in"), store=store)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("records", "message"),
     [
@@ -237,18 +177,10 @@ def _with_lost_files(folder: Path) -> Source:
 def test_pack_files_that_cannot_be_read_are_skipped_or_kept_without_them(tmp_path: Path) -> None:
     """``keep`` packs the files that exist, as planned to the byte; a record without any file is left out."""
     source = _with_lost_files(tmp_path)
-    with pytest.raises(
-        DataError,
-        match=rf"3 of 4 records of made up are bad: b: jpg: cannot read '{tmp_path}/b\.jpg': No such file or "
-        rf"directory; c: trimap\.png: cannot read '{tmp_path}/c\.png': Is a directory; d: jpg: cannot read .*; "
-        r"trimap\.png: cannot read .*--on-bad skip",
-    ):
+    with pytest.raises(DataError, match=rf"3 of 4 records .* bad: b: jpg: cannot read '{tmp_path}/b\.jpg': No such"):
         pack(source, store=LocalStore(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-    skipping = pack(source, store=LocalStore(tmp_path / "skip"), on_bad="skip")
-    assert [text[:10] for text in skipping.skipped] == ["b: jpg: ca", "c: trimap.", "d: jpg: ca"]
-    assert (skipping.num_samples, skipping.kept) == (1, ())
-
+    assert pack(source, store=LocalStore(tmp_path / "skip"), on_bad="skip").num_samples == 1
     store = LocalStore(tmp_path / "keep")
     for num_written in (2, 0):
         keeping = pack(source, store=store, on_bad="keep", max_count=2)

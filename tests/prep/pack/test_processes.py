@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import requests
 
-from dali_pipes.errors import DataError, StoreError
+from dali_pipes.errors import StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from prep.sources.folders import pets
-from prep.sources.record import Record, Source
-from prep.tar.writer import Range
 from tests.programs import start_python, wait_until
 from tests.shards import encode_photo, make_source, pack, write_pets
 
@@ -118,24 +116,6 @@ def test_pack_by_processes_gives_the_same_bytes_notes_and_reports(store: Store, 
     for num_written in (1, 0):
         assert pack(source, store=store, prefix="made-", max_count=4, jobs=2).num_written == num_written
     assert _contents(store) == _contents(alone)
-
-
-@pytest.mark.usefixtures("_shared")
-def test_pack_by_processes_fails_as_in_one(tmp_path: Path) -> None:
-    """What a worker finds reaches the caller as it is."""
-    source = pets(write_pets(tmp_path / "in", {f"Abyssinian_{number}": 1 for number in range(23)}))
-    (tmp_path / "in" / "images" / "Abyssinian_7.jpg").write_bytes(GIF)
-    with pytest.raises(DataError, match=r"1 of 23 records .* are bad: Abyssinian_7: image\.jpg holds a GIF"):
-        pack(source, store=LocalStore(tmp_path / "out"), max_count=4, jobs=2)
-    (tmp_path / "in" / "images" / "Abyssinian_9.jpg").unlink()
-    with pytest.raises(DataError, match=r"2 of 23 .*; Abyssinian_9: image\.jpg: cannot read '.*': No such file"):
-        pack(source, store=LocalStore(tmp_path / "out"), max_count=4, jobs=2)
-    # One file of many records: it is no single record that is bad.
-    parts = [Record(key=f"{n}", components={"jpg": Range(tmp_path / "gone", n, 1)}, label=0) for n in range(23)]
-    archive = Source(name="made up", records=parts, classes={})
-    with pytest.raises(StoreError, match=r"cannot read '.*/gone': No such file"):
-        pack(archive, store=LocalStore(tmp_path / "out"), on_bad="skip", jobs=2)
-    assert not (tmp_path / "out").exists()
 
 
 PEAK = """

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from PIL import Image
 from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
 from prep.photos import decoders as apart
 from prep.photos.decoders import Undecodable, decode_apart
-from tests.hostile_photos import animated_png, broken_jpeg2000, gif, jpeg2000, pixels_of, tiff
+from tests.hostile_photos import animated_png, gif, jpeg2000, pixels_of, tiff
 from tests.shards import image_bytes
 
 SIZE = (50, 40)
@@ -47,37 +45,6 @@ def test_modes_of_a_tiff(mode: str) -> None:
     grey = mode in ("LA", "1", "I;16")
     expected = (SIXTEEN >> 8) if mode == "I;16" else np.asarray(photo.convert("L" if grey else "RGB"))
     assert (decoded(image_bytes(photo, "TIFF")) == expected).all()
-
-
-def test_a_photo_is_turned_upright() -> None:
-    """By its EXIF orientation; a TIFF is turned by Pillow."""
-    expected = np.asarray(pixels_of(1).transpose(Image.Transpose.ROTATE_270))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    assert (decoded(animated_png(1), 6) == expected).all()
-    assert (decoded(image_bytes(pixels_of(1), "TIFF", exif=exif)) == expected).all()
-
-
-def test_a_broken_photo_says_why() -> None:
-    for data in (broken_jpeg2000(), jpeg2000(2)[:200]):
-        with pytest.raises(Undecodable, match="cannot be decoded by Pillow: "):
-            decoded(data, header=PhotoHeader("JPEG2000", SIZE[1], SIZE[0]))
-    assert decoded(tiff(1)).shape == (40, 50, 3)
-
-
-def test_a_process_with_less_memory_than_its_own_limit_decodes() -> None:
-    """As after ``ulimit -v``: the system refuses to raise the limit."""
-    program = (
-        "import os, resource\n"
-        "from PIL import Image\n"
-        "from prep.photos import decoders as apart\n"
-        "Image.init()\n"  # reads files that another user may not read
-        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-        "os.geteuid() == 0 and os.setuid(65534)\n"  # root may raise it
-        "apart._limit(1 << 40)\n"
-        f"assert apart._decode(({tiff(1)!r}, 'TIFF', 1, 60.0), print).shape == (40, 50, 3)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_process_that_dies_is_a_bad_photo_and_another_is_started() -> None:

@@ -1,5 +1,7 @@
 """JPEGs that are rewritten have the same pixels in DALI and Pillow."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from PIL import ImageCms
@@ -97,11 +99,7 @@ def test_real_photos_have_the_same_pixels() -> None:
         header = read_whole_photo_header(data)
         if header.format != "JPEG" or PhotoRules().problem(header):
             continue
-        try:
-            copy = optimized(data)
-        except NotJpegError:
-            continue
-        assert np.array_equal(pixels(copy), pixels(data)), path
-        assert np.array_equal(dali_pixels(copy), dali_pixels(data)), path
-        num += 1
+        with contextlib.suppress(NotJpegError):
+            check(data)
+            num += 1
     assert num > 25

@@ -12,10 +12,9 @@ from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
 from prep.pack.pack import PackReport
 from prep.recode.photos import Recoding
-from prep.sources.folders import photo_folder
 from prep.sources.record import Record, Source
 from tests.hostile_photos import pixels_of, undecodable
-from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
+from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.prep.recode.photos import needs_jpegtran
 from tests.shards import image_bytes, mask_bytes, pack, photo_bytes, read_tar, write_pets
 
@@ -95,7 +94,7 @@ def test_a_resized_png_is_called_jpg_unless_there_is_one(tmp_path: Path) -> None
 
 
 def test_shards_are_the_same_whoever_recodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process or two, a photo in memory, in a file, in a tar, or in a compressed tar that one worker reads once."""
+    """One process or two, a photo in memory, in a tar, or in a compressed tar that one worker reads once."""
     monkeypatch.setattr("prep.recode.stage.NUM_RECORDS", 2)
     monkeypatch.setattr("prep.recode.stage.MIN_SHARED_RECORDS", 0)
     source = source_of(*({"jpg": photo_bytes(number, 90, 60)} for number in range(7)))
@@ -109,11 +108,6 @@ def test_shards_are_the_same_whoever_recodes(tmp_path: Path, monkeypatch: pytest
     run_prep("recode", tmp_path / "whole" / "a-", tmp_path / "compressed" / "a-", *recode)
     tars = [tmp_path / folder / "a-000000.tar" for folder in ("one", "plain", "compressed")]
     assert len({tar.read_bytes() for tar in tars}) == 1
-    (tmp_path / "photos").mkdir()
-    for record in source.records:
-        (tmp_path / "photos" / f"{record.key}.jpg").write_bytes(record.components["jpg"])
-    _, found = packed(photo_folder(tmp_path / "photos"), tmp_path / "files", SMALL, jobs=2)
-    assert found == members(tars[0])
 
 
 def test_an_interrupted_pack_is_finished_with_the_same_bytes(tmp_path: Path) -> None:
@@ -126,12 +120,6 @@ def test_an_interrupted_pack_is_finished_with_the_same_bytes(tmp_path: Path) -> 
     (tmp_path / "a-000001.tar").unlink()
     assert packed(source, tmp_path, SMALL, max_count=1)[0].num_written == 1
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.tar")} == shards
-
-
-def test_what_may_hold_places_in_photos_is_noted(tmp_path: Path) -> None:
-    source = source_of({"jpg": photo_bytes(1, 90, 60), "boxes.json": b'{"boxes": [[1, 2, 80, 50]]}'})
-    report, _ = packed(source, tmp_path, SMALL)
-    assert report.noted == ("'boxes.json': not changed; places in pixels are those of the photos before",)
 
 
 @needs_jpegtran
@@ -170,33 +158,3 @@ def test_photos_of_phones_are_named_and_converted(tmp_path: Path) -> None:
     assert {name: size(data) for name, data in found.items()} == dict.fromkeys(
         (f"IMG_{number}.jpg" for number in range(1, 5)), (45, 30)
     )
-
-
-@pytest.mark.parametrize(("name", "brand"), [("heic", b"heic"), ("avif", b"avif")])
-def test_a_photo_that_cannot_be_converted_says_why(tmp_path: Path, name: str, brand: bytes) -> None:
-    """Neither advice that was taken already, nor an object of Python."""
-    pytest.importorskip("pillow_heif")
-    (tmp_path / "phone").mkdir()
-    (tmp_path / "phone" / f"IMG_1.{name}").write_bytes(b"\0\0\0\x18ftyp" + brand + b"\0\0\0\0mif1" + brand + bytes(200))
-    (tmp_path / "phone" / "IMG_2.jpg").write_bytes(photo_bytes(2, 90, 60))
-    options = ("pack", "photos", tmp_path / "phone", tmp_path / "a", "--convert", "--on-bad", "skip", "--max-bad", "1")
-    (text,) = json_of_prep(*options)["skipped"]
-    assert text.startswith(f"IMG_1: {name} cannot be decoded: ")
-    assert f"holds a{'n' * (name == 'avif')} {name.upper()}, expected" in text
-    assert "--convert" not in text
-    assert "BytesIO" not in text
-
-
-@pytest.mark.parametrize(
-    ("command", "text"),
-    [
-        ("pack photos {in} {out} --quality 80", "--quality is for photos of --short-side, --max-side and --convert"),
-        ("pack photos {in} {out} --masks nearest", "--masks says how masks are resized"),
-        ("recode {in} {out}", "nothing to do; give --short-side"),
-    ],
-)
-def test_options_that_say_nothing_are_misuse(tmp_path: Path, command: str, text: str) -> None:
-    (tmp_path / "a.jpg").write_bytes(photo_bytes(1, 40, 30))
-    places = {"{in}": tmp_path, "{out}": tmp_path / "out"}
-    result = call_prep(*(places.get(word, word) for word in command.split()))
-    assert (result.exit_code, text in result.output) == (2, True)

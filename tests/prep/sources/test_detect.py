@@ -6,7 +6,6 @@ import pytest
 
 from dali_pipes.errors import DataError
 from prep.sources.detect import detect
-from prep.sources.tables import Fields
 from tests.shards import encode_photo, write_pets
 
 
@@ -96,25 +95,12 @@ def test_kind_decides_and_must_fit(tmp_path: Path) -> None:
     [
         (["cat/1.jpg"], "", "imagefolder", "class folders: 'cat'"),
         (["cat/old/1.jpg"], "", "imagefolder", "class folders: 'cat'"),  # else photos, or one class
-        (["train/1.jpg"], "", "imagefolder", "class folders: 'train'"),  # else a split
         (["cat/1.jpg", "cat/old/2.jpg"], "cat", "imagefolder", "photos of the class 'cat'"),
         (["fox/1.jpg"], "", "imagefolder", "class folders: 'fox'"),  # a new class, as one of several would be
-        (["images/1.jpg"], "", "photos", "photos without classes, in the folder 'images'"),
         (["val/1.jpg"], "", "photos", "photos without classes, splits 'val'"),
-        (["fox/1.jpg"], "fox", "photos", "photos without classes"),
     ],
 )
 def test_classes_of_a_data_set_decide(tmp_path: Path, names: list[str], folder: str, kind: str, text: str) -> None:
     """What is added to a data set that has class names; one class folder alone is no less than several."""
     found = detect(str(write(tmp_path, *names) / folder), classes=["cat", "train"])
     assert (found.kind, found.text) == (kind, text)
-
-
-def test_columns_are_refused_where_there_are_none(tmp_path: Path) -> None:
-    """In silence, --label would change nothing."""
-    found = detect(str(write(tmp_path, "cat/1.jpg", "dog/2.jpg")))
-    for fields in (Fields(label="class"), Fields(masks=("m.png",)), Fields(has_labels=False)):
-        with pytest.raises(ValueError, match=r"is class folders: .*; --component, .* are for tables and Parquet files"):
-            found.open(fields=fields)
-    table = detect(str(write(tmp_path / "t", "list.csv", "1.jpg", "2.jpg")), kind="table")
-    assert table.open(fields=Fields(has_labels=False)).classes == {}

@@ -57,22 +57,6 @@ def test_pets_bad_row_is_named_by_file_and_line(tmp_path: Path, row: str, messag
         pets(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("gone", "message"),
-    [
-        ("images", r"no such directory: '.*/images'"),
-        ("annotations/list.txt", "cannot read '.*list.txt', which names the records"),
-        ("annotations/trimaps", "no such directory: '.*annotations/trimaps'"),
-        ("annotations/trimaps/*", "holds no complete record: Abyssinian_2: no trimap"),
-    ],
-)
-def test_pets_incomplete_layout_says_what_is_missing(tmp_path: Path, gone: str, message: str) -> None:
-    for number, path in enumerate(write_pets(tmp_path / "pets", NAMES).glob(gone)):
-        path.rename(tmp_path / f"{number}")
-    with pytest.raises(DataError, match=message):
-        pets(tmp_path / "pets")
-
-
 def write_photos(root: Path, *names: str) -> Path:
     for number, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -110,19 +94,6 @@ def test_imagefolder_skips_and_names_what_is_no_photo(tmp_path: Path) -> None:
         "a/notes.txt: .txt: not a photo by its extension",
     ]
     assert source.classes == {0: "a"}  # an empty class has no id
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["1.jpg"], "holds no folder; expected one for each class"),
-        (["a/notes.txt"], r"holds no photo: a: no photo in this class; a/notes\.txt: \.txt: not a photo by"),
-        (["a/1.jpg", "a/1.JPG"], "holds no photo: a/1: 'a/1.JPG', 'a/1.jpg' would be one component"),
-    ],
-)
-def test_imagefolder_without_a_photo_is_an_error(tmp_path: Path, names: list[str], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        imagefolder(write_photos(tmp_path, *names))
 
 
 def test_imagefolder_dot_in_a_name_is_a_dash_in_the_key_and_noted(tmp_path: Path) -> None:

@@ -101,15 +101,6 @@ def test_stream_tar_of_a_file_that_changed_is_an_error_before_its_end(tmp_path: 
     assert sum(received) < plan.num_bytes
 
 
-def test_stream_tar_of_a_file_that_grew_into_the_fill_is_whole(tmp_path: Path) -> None:
-    """Headers are of the file as it is read: what is announced and fits is a tar of it."""
-    (tmp_path / "a").write_bytes(b"x" * 1030)
-    data = _tar([("a", [("bin", str(tmp_path / "a"))])], 10240)
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        [member] = archive
-        assert member.size == 1030
-
-
 def test_stream_tar_of_a_file_that_is_gone_or_cut_names_it(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=rf"cannot read '{tmp_path}/gone': No such file"):
         _tar([("a", [("bin", str(tmp_path / "gone"))])], 10240)

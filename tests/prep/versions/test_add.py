@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dali_pipes.errors import DataError, PipesError, StoreError
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import columns_name, manifest_name, version_name
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
@@ -184,7 +184,6 @@ def test_new_classes_mean_the_same_in_data_sets_beside(
     ("classes", "known", "expected"),
     [
         ({4: "dog"}, {4: "cat"}, "class id 4 is 'dog' in 'new', and in 'x' class id 4 is 'cat'; give"),
-        ({5: "cat"}, {4: "cat"}, "class id 5 is 'cat' in 'new', and in 'x' 'cat' has id 4; give"),
         ({1: "cat"}, {}, "'x' has class ids from 0 to 2 and no class table, and 'new' has names of classes"),
     ],
 )
@@ -194,19 +193,3 @@ def test_classes_that_contradict_are_refused(
     manifest = replace(local.newest().manifest, classes=known)
     with pytest.raises(DataError, match=expected):
         fit_classes(source_of(classes), manifest, url="x")
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("{}@1", "names a version, and only the newest can be changed"),
-        ("{}000001", "names 1 of 3 shards; name the whole data set"),
-        ("{}", "has no manifest, so it has no versions; index it first: dali-pipes prep index"),
-    ],
-)
-def test_only_a_whole_newest_indexed_data_set_is_changed(local: Place, more: Path, url: str, expected: str) -> None:
-    local.add(more) if "@" in url else None
-    if url == "{}":
-        local.store.delete(manifest_name("s-"))
-    with pytest.raises(PipesError, match=expected) if url == "{}" else pytest.raises(ValueError, match=expected):
-        Place(url.format(local.url), None).newest()

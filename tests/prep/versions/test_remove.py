@@ -15,6 +15,7 @@ from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import manifest_name, version_name
 from prep.inspect.info import describe_set
 from prep.inspect.verify import verify
+from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.prep.versions.sets import Place
 from tests.prep.versions.test_add import NEW_KEYS, OLD_KEYS
 from tests.shards import read_tar
@@ -27,6 +28,41 @@ def read_keys(shards: Any, **options: Any) -> list[str]:
         assert loader.num_samples == len(keys)
         assert len(loader) == -(-len(keys) // settings["batch_size"])
     return keys
+
+
+def said(*arguments: Any) -> str:
+    return run_prep(*arguments).stdout
+
+
+def test_a_data_set_lives(place: Place, more: Path) -> None:
+    """Each command with a line and with a document; the log has the commands."""
+    cluster = ["--endpoint", place.endpoint] if place.endpoint else []
+    added = said("add", more, place.url, "--known", "skip", *cluster)
+    assert "added 1 shard, 2 samples" in added
+    assert "1 new class: 'bee' (3)" in added
+    assert f"'{place.newest().url}@2' has 4 shards, 8 samples" in added
+    assert "nothing to add" in said("add", more, place.url, "--known", "skip", *cluster)
+    assert "would remove 1 sample" in said("remove", place.url, "--key", "cat/000", "--dry-run", *cluster)
+    assert "removed 1 sample" in said("remove", place.url, "--key", "cat/000", *cluster)
+    assert "nothing to remove" in said("remove", place.url, "--key", "cat/000", *cluster)
+    assert "would write 1 shard anew without 1 sample" in said("compact", place.url, "--dry-run", *cluster)
+    assert json_of_prep("compact", place.url, *cluster)["num_rewritten"] == 1
+    found = json_of_prep("diff", f"{place.url}@1", place.url, *cluster)
+    assert found["added_keys"] == NEW_KEYS
+    assert found["removed_keys"] == ["cat/000"]
+    assert (found["num_moved"], found["added_classes"], found["is_equal"]) == (1, {"3": "bee"}, False)
+    shown = said("diff", f"{place.url}@1", place.url, *cluster)
+    assert "+ class 3 bee\n" in shown
+    assert "- key cat/000\n" in shown
+    assert "are equal" in said("diff", f"{place.url}@4", place.url, *cluster)
+    assert "deleted older versions: 1, 2, 3, " in said("compact", place.url, "--drop-old", *cluster)
+    log = said("log", place.url, *cluster).splitlines()
+    assert [line.split()[0] for line in log[1:]] == ["@4", "@3", "@2", "@1"]
+    assert ["(deleted)" in line for line in log[1:]] == [False, True, True, True]
+    versions = json_of_prep("log", place.url, *cluster)["versions"]
+    assert [version["num_samples"] for version in versions] == [6, 8, 7, 7]
+    assert versions[1]["command"].startswith("dali-pipes prep add ")
+    assert versions[1]["command"].endswith(" --known skip")
 
 
 def test_removed_samples_are_in_no_epoch(place: Place, more: Path) -> None:
