@@ -33,6 +33,7 @@ from tests.shards import (
     write_shards,
     write_tar,
 )
+from tests.turned_photos import slope, turned_photo
 
 REPOSITORY = Path(__file__).parents[3]
 PHOTO = photo_bytes(1, 40, 33)
@@ -95,6 +96,7 @@ GIF = b"GIF89a" + bytes(20)
 UNKNOWN = "holds no photo of a known format, expected JPEG, PNG, WEBP, BMP or PNM (starts with 68 65 6c 6c)"
 PALETTE = Image.fromarray(np.ones((33, 40), np.uint8)).convert("P")
 NO_MASK = "expected an 8-bit gray PNG: its class ids would be lost"
+TURNED = turned_photo(slope(33, 40), 6)
 BAD = [
     ("image.jpg", b"", "photo", "is empty"),
     ("image.jpg", GIF, "photo", "holds a GIF, expected JPEG, PNG, WEBP, BMP or PNM"),
@@ -103,6 +105,7 @@ BAD = [
     ("image.jpg", PHOTO[:-2], "photo", "is cut off: it has no end-of-image marker"),
     ("trimap.png", mask_bytes(1, 40, 33)[:-12], "photo", "is cut off: it has no whole IEND chunk"),
     ("image.jpg", photo_bytes(1, 200, 33), "mask size", "has 33 x 40 pixels, 'image.jpg' 33 x 200"),
+    ("image.jpg", TURNED, "mask size", "has 33 x 40 pixels, 'image.jpg' 40 x 33, both turned upright"),
     ("trimap.png", mask_bytes(1, 33, 40), "mask size", "has 40 x 33 pixels, 'image.jpg' 33 x 40"),
     ("trimap.png", image_bytes(np.full((33, 40), 7, np.uint8)), "mask values", "holds 7, expected 1, 2, 3"),
     ("trimap.png", image_bytes(PALETTE), "mask", f"is a PNG of 8 bits and colour type 3, {NO_MASK}"),
