@@ -49,15 +49,6 @@ def test_loader_reads_a_bucket(bucket: AisStore, small_shards: Path) -> None:
             assert [keys_of(loader), keys_of(loader)] == local
 
 
-def test_endpoint_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, closed_port: int) -> None:
-    """Read from AIS_ENDPOINT, refused before anything starts."""
-    monkeypatch.setenv("AIS_ENDPOINT", f"http://127.0.0.1:{closed_port}")
-    with pytest.raises(
-        dp.StoreError, match=rf"no answer from AIStore at http://127.0.0.1:{closed_port} .*AIS_ENDPOINT"
-    ):
-        dp.loader("ais://pets/shuffled-", dp.segmentation(), batch_size=5)
-
-
 def test_without_an_endpoint_an_embedded_node_serves_the_default_folder(
     tmp_path: Path, small_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
