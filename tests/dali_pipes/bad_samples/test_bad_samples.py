@@ -220,6 +220,14 @@ def test_bad_sample_that_only_fills_a_batch_is_not_listed(
                 assert len(repairs) == 1, "in the second epoch it is known"
 
 
+def test_only_the_bad_ones_of_a_large_batch_are_replaced(tmp_path: Path) -> None:
+    """DALI decodes parts of two samples each, and then the samples of those that it refuses."""
+    shards = write_shards(tmp_path, spoilt(make_samples([(40, 30)] * 32), [3, 20, 21], how=undecodable), per_shard=32)
+    with open_loader(shards, batch_size=32) as loader:
+        next(loader)
+        assert loader.substituted == (3, 20, 21)
+
+
 def test_mask_alone_is_bad(tmp_path: Path, good_samples: list[Sample]) -> None:
     """The component is named; photo, mask and label of the one that stands in belong together."""
     shards = write_shards(tmp_path, spoilt(good_samples, [6], how=undecodable, component="trimap.png"), per_shard=6)
