@@ -35,6 +35,12 @@ def test_rows_hold_medians_intervals_and_paired_ratios() -> None:
     assert dali == ["dali", "900 [825-921]", "3.00 [3.00-3.00]", "2.50 [2.44-2.75]", "0.33 [0.33-0.33]", "0.50", "25.0"]
     assert (webloader[2], webloader[4]) == ("1.00", "1.00")
     assert tutorial[4] == "1.00 [1.00-1.00] equal"
+    turns = (0.9, 1.1, 0.95, 1.05, 1.0, 1.12, 0.88)
+    uneven = report(record("webloader", 300, 7, turns=(1.0,) * 7), record("a", 300, 7, turns=turns))
+    assert cells_of(uneven)[2][2] == "1.00 [0.90-1.12] ?", "too wide to be called equal"
+    partial = record("litdata", 400, 5, decode="turbo", gives=["image", "key", "label", "normalised"])
+    assert cells_of(report(*RECORDS, partial))[4][0] == "litdata (turbo) *"
+    assert "* litdata gives no mask: what it does not give is neither compared nor timed." in notes_of(report(partial))
 
 
 def test_one_record_shows_ratios_to_any_of_its_loaders() -> None:
