@@ -40,11 +40,8 @@ class Slurm:
         self.queue.write_text("")
         self.started: list[subprocess.Popen[str]] = []
         write_program(self.bin / "srun", f'#!/bin/sh\nexec {sys.executable} {SHIMS / "srun.py"} "$@"\n')
-        write_program(
-            self.bin / "scontrol",
-            f'#!/bin/sh\nif [ "$1 $2" = "show hostnames" ]; then printf "127.0.0.1\\nlocalhost\\n"; exit; fi\n'
-            f'echo "$@" >> {directory}/scontrol.log\n',
-        )
+        show = 'if [ "$1 $2" = "show hostnames" ]; then printf "127.0.0.1\\nlocalhost\\n"; exit; fi'
+        write_program(self.bin / "scontrol", f'#!/bin/sh\n{show}\necho "$@" >> {directory}/scontrol.log\n')
         write_program(self.bin / "squeue", f"#!/bin/sh\nexec cat {self.queue}\n")
         write_program(
             self.bin / "scancel",
@@ -83,14 +80,8 @@ class Slurm:
         return self._start([str(ROOT / "deploy/slurm/node.sh"), *words], self.environment(**variables))
 
     def _start(self, words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            ["bash", *words],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
+        process = subprocess.Popen(["bash", *words], env=environment, text=True, **options)
         self.started.append(process)
         return process
 

@@ -6,26 +6,16 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class Instruction:
-    word: str
-    text: str
-
-
-@dataclass
-class Stage:
-    name: str
-    base: str
-    instructions: list[Instruction] = field(default_factory=list)
+class Stage(list[tuple[str, str]]):
+    """Its instructions: words and what follows them."""
 
     def texts(self, word: str) -> list[str]:
-        return [each.text for each in self.instructions if each.word == word]
+        return [text for name, text in self if name == word]
 
 
 def read_stages(path: Path) -> tuple[dict[str, str], dict[str, Stage]]:
@@ -38,14 +28,13 @@ def read_stages(path: Path) -> tuple[dict[str, str], dict[str, Stage]]:
     for line in filter(str.strip, joined.splitlines()):
         word, _, text = line.strip().partition(" ")
         if word == "FROM":
-            base, _, name = text.partition(" AS ")
-            stage = stages[name] = Stage(name, base)
+            stage = stages[text.partition(" AS ")[2]] = Stage()
         elif stage is None:
             assert word == "ARG", line
             name, _, value = text.partition("=")
             arguments[name] = value
         else:
-            stage.instructions.append(Instruction(word, text.strip()))
+            stage.append((word, text.strip()))
     return arguments, stages
 
 
@@ -54,12 +43,7 @@ def run_steps(
 ) -> list[str]:
     """Do a stage's COPY, WORKDIR, ARG, ENV and RUN below ``folder``, which stands for ``/``; the commands run.
 
-    Args:
-        stage: Which.
-        folder: ``/opt`` and ``/build`` of the commands lie in it.
-        arguments: In place of defaults.
-        environment: Of the commands, before the stage's own.
-        skip: A pattern of commands that are left out: those that want root.
+    ``arguments`` take the place of defaults; commands with the pattern ``skip`` want root, and are left out.
     """
     variables = dict(environment)
     directory = folder
@@ -69,19 +53,19 @@ def run_steps(
     def placed(text: str) -> str:
         return re.sub(r"(?<![\w./-])/(opt|build)\b", lambda match: f"{folder}/{match[1]}", text)
 
-    for each in stage.instructions:
-        if each.word == "ARG":
-            name, _, default = each.text.partition("=")
+    for word, text in stage:
+        if word == "ARG":
+            name, _, default = text.partition("=")
             variables[name] = arguments.get(name, default)
-        elif each.word == "ENV":
-            for pair in shlex.split(placed(each.text)):
+        elif word == "ENV":
+            for pair in shlex.split(placed(text)):
                 name, _, value = pair.partition("=")
                 variables[name] = value.replace("$PATH", variables["PATH"])
-        elif each.word == "WORKDIR":
-            directory = folder / each.text.lstrip("/")
+        elif word == "WORKDIR":
+            directory = folder / text.lstrip("/")
             directory.mkdir(parents=True, exist_ok=True)
-        elif each.word == "COPY":
-            *sources, target = [word for word in each.text.split() if not word.startswith("--")]
+        elif word == "COPY":
+            *sources, target = [one for one in text.split() if not one.startswith("--")]
             for source in sources:
                 goal = directory / target
                 if (ROOT / source).is_dir():
@@ -92,8 +76,8 @@ def run_steps(
                     copy = goal / Path(source).name if target.endswith("/") else goal
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(ROOT / source, copy)
-        elif each.word == "RUN":
-            command = placed(re.sub(r"^(--\S+\s+)+", "", each.text))
+        elif word == "RUN":
+            command = placed(re.sub(r"^(--\S+\s+)+", "", text))
             if re.search(skip, command):
                 continue
             commands.append(command)

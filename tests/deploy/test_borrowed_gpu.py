@@ -1,16 +1,12 @@
 """The way to a borrowed machine: pieces with checksums, taken in any order, installed without a network."""
 
-import hashlib
-import json
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from deploy.borrowed_gpu import LAYOUT, BorrowedGpuError, install, join, lay_out, main, take
-from tests.deploy.dockerfile import ROOT
 
 PACKAGE = "dalipipestrial"
 
@@ -18,18 +14,14 @@ PACKAGE = "dalipipestrial"
 @pytest.fixture
 def wheels(tmp_path: Path) -> Path:
     """A directory with the wheel of a package that nobody has; it asks the machine's Python for numpy."""
-    directory = tmp_path / "wheels"
-    directory.mkdir()
+    (directory := tmp_path / "wheels").mkdir()
     info = f"{PACKAGE}-1.0.dist-info"
-    members = {
-        f"{PACKAGE}.py": "import numpy\nWHERE = numpy.__file__\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\nRequires-Dist: numpy\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
     with zipfile.ZipFile(directory / f"{PACKAGE}-1.0-py3-none-any.whl", "w") as wheel:
-        for name, text in members.items():
-            wheel.writestr(name, text)
-        wheel.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in [*members, f"{info}/RECORD"]))
+        wheel.writestr(f"{PACKAGE}.py", "import numpy\nWHERE = numpy.__file__\n")
+        required = f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\nRequires-Dist: numpy\n"
+        wheel.writestr(f"{info}/METADATA", required)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in wheel.namelist()))
     return directory
 
 
@@ -42,23 +34,12 @@ def files_of(directory: Path, *sizes: int) -> list[tuple[str, Path]]:
     return [(f"data/{path.name}", path) for path in paths]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "piece_bytes", "expected"),
-    [
-        ((10, 25, 5), 16, [16, 16, 8]),  # a file lies in two pieces, and a piece holds three files
-        ((32,), 16, [16, 16]),  # the last piece is full
-        ((0, 3, 0), 16, [3]),  # empty files
-        ((3_000_000,), 1_500_000, [1_500_000, 1_500_000]),  # several buffers a piece
-        ((), 16, []),
-    ],
-)
-def test_what_is_laid_out_is_joined_again(
-    tmp_path: Path, sizes: tuple[int, ...], piece_bytes: int, expected: list[int]
-) -> None:
+def test_what_is_laid_out_is_joined_again(tmp_path: Path) -> None:
     """Pieces may be taken in any order, one at a time, and again."""
-    files = files_of(tmp_path / "files", *sizes)
-    pieces = lay_out(files, tmp_path / "pieces", piece_bytes=piece_bytes)
-    assert [piece.stat().st_size for piece in pieces] == expected
+    # A file lies in two pieces, a piece holds three files, one is empty, one wants several buffers a piece.
+    files = files_of(tmp_path / "files", 10, 25, 0, 3_000_000, 5)
+    pieces = lay_out(files, tmp_path / "pieces", piece_bytes=1_500_000)
+    assert [piece.stat().st_size for piece in pieces] == [1_500_000, 1_500_000, 40]
     for number, piece in enumerate(reversed(pieces)):
         arrived = tmp_path / f"arrived{number}"
         arrived.mkdir()
@@ -82,22 +63,13 @@ def test_damaged_and_missing_pieces_are_named(tmp_path: Path) -> None:
     with pytest.raises(BorrowedGpuError, match=r"lacks piece-001; bring them: take PIECES"):
         join(store)
     (pieces / "piece-001").write_bytes(b"\0" * 16)
-    with pytest.raises(
-        BorrowedGpuError, match=r"piece-001': expected 16 bytes with SHA-256 .* found 16 bytes with ano"
-    ):
+    with pytest.raises(BorrowedGpuError, match=r"piece-001': expected 16 bytes with SHA-256 .* found 16 bytes"):
         take(pieces, store)
     (tmp_path / "later").rename(pieces / "piece-001")
     assert take(pieces, store) == []
-    layout = json.loads((store / LAYOUT).read_text())
     (store / "piece-002").write_bytes(b"\0" * 8)
     with pytest.raises(BorrowedGpuError, match=r"0.bin.partial': expected 40 bytes"):
         join(store)
-    lay_out(files_of(tmp_path / "files", 41), pieces, piece_bytes=16)
-    with pytest.raises(BorrowedGpuError, match="holds pieces of another layout"):
-        take(pieces, store)
-    with pytest.raises(BorrowedGpuError, match=r"holds no layout.json; `lay-out` writes it"):
-        take(tmp_path, store)
-    assert layout["files"][0]["sha256"] == hashlib.sha256(bytes(at % 251 for at in range(40))).hexdigest()
 
 
 def test_an_environment_is_installed_without_a_network(wheels: Path, tmp_path: Path) -> None:
@@ -138,20 +110,5 @@ def test_commands_lay_out_and_take(wheels: Path, tmp_path: Path, capfd: pytest.C
     assert any(line.startswith("nvidia-dali-cuda130") for line in needed)
     assert not any(line.startswith("torch") for line in needed)
     assert any(line.startswith("matplotlib") for line in needed)
-    assert main(["lay-out", pieces, "--wheels", str(wheels), "--add", str(tmp_path / "none")]) == 1
-    assert "no such file or directory" in capfd.readouterr().err
     assert main(["take", str(tmp_path / "none"), store]) == 1
     assert "holds no layout.json" in capfd.readouterr().err
-
-
-def test_run_starts_the_benchmark_in_the_environment(wheels: Path, tmp_path: Path) -> None:
-    """Here an empty list is installed: this Python has all of it. Arguments after ``--`` are the benchmark's."""
-    (listed := tmp_path / "list.txt").touch()
-    lay_out([("requirements/list.txt", listed)], tmp_path / "pieces")
-    take(tmp_path / "pieces", tmp_path / "store")
-    command = [sys.executable, "-m", "deploy.borrowed_gpu", "run", str(tmp_path / "store"), "--"]
-    done = subprocess.run(
-        [*command, "--scenarios", "sharpen"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode != 0
-    assert "--scenarios must be of path, parity, rn50" in done.stderr

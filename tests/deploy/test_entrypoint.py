@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +30,8 @@ class Container:
 
     def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
         own = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.directory), "MIN_SHM_BYTES": "0"}
-        return subprocess.Popen(
-            [ENTRYPOINT, *words],
-            env=own | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([ENTRYPOINT, *words], env=own | variables, text=True, **pipes)
 
     def run(self, *words: str, **variables: str) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""
@@ -81,18 +75,14 @@ def test_signals_reach_the_command(container: Container) -> None:
 @pytest.mark.parametrize(
     ("words", "called"),
     [
-        ((), ["dali-pipes --help"]),  # nothing is looked at for a help text
-        (("doctor", "--json"), ["dali-pipes doctor --json"]),
-        (("--version",), ["dali-pipes --version"]),
-        (("prep", "index", "DIR"), ["dali-pipes doctor", "dali-pipes prep index DIR"]),
-        (("dali-pipes", "bench", "run"), ["dali-pipes doctor", "dali-pipes bench run"]),
-        (("true",), ["dali-pipes doctor"]),
+        ("", ["dali-pipes --help"]),  # nothing is looked at for a help text
+        ("doctor --json", ["dali-pipes doctor --json"]),
+        ("prep index DIR", ["dali-pipes doctor", "dali-pipes prep index DIR"]),
+        ("dali-pipes bench run", ["dali-pipes doctor", "dali-pipes bench run"]),
     ],
 )
-def test_words_that_are_no_program_are_dali_pipes_own(
-    container: Container, words: tuple[str, ...], called: list[str]
-) -> None:
-    assert container.run(*words)[0] == 0
+def test_words_that_are_no_program_are_dali_pipes_own(container: Container, words: str, called: list[str]) -> None:
+    assert container.run(*words.split())[0] == 0
     assert container.called() == called
 
 
@@ -101,14 +91,10 @@ def test_what_doctor_fails_on_is_not_started(container: Container) -> None:
     code, out, said = container.run("echo", "started", DOCTOR="1")
     assert (code, out) == (1, "")
     assert "entrypoint: dali-pipes doctor found what the command would fail on" in said
-    assert "DALI_PIPES_CHECK=warn starts it all the same" in said
     code, out, said = container.run("echo", "started", DOCTOR="1", DALI_PIPES_CHECK="warn")
     assert (code, out) == (0, "started\n")
-    assert "would fail on" in said
     assert container.run("echo", "started", DOCTOR="1", DALI_PIPES_CHECK="off") == (0, "started\n", "")
     assert len(container.called()) == 2
-    code, _, said = container.run("echo", "started", DALI_PIPES_CHECK="yes")
-    assert (code, said) == (2, "entrypoint: DALI_PIPES_CHECK must be one of fail, warn, off, got 'yes'\n")
 
 
 def test_cache_that_is_not_there_is_refused(container: Container) -> None:
@@ -122,47 +108,32 @@ def test_cache_that_is_not_there_is_refused(container: Container) -> None:
     assert container.called() == [f"dali-pipes doctor --cache {cache}"]
 
 
-@pytest.fixture
-def anybodys() -> Iterator[Path]:
-    """A directory that other users get into, with the entrypoint in it: pytest's are their owner's alone."""
-    directory = Path(tempfile.mkdtemp())
-    directory.chmod(0o755)
-    shutil.copy2(ENTRYPOINT, directory / "entrypoint.sh")
-    yield directory
-    shutil.rmtree(directory)
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, which only root can")
-def test_user_that_the_image_does_not_know_can_start(anybodys: Path) -> None:
+def test_user_that_the_image_does_not_know_can_start() -> None:
     """`--user 4711`: a home that can be written, a name; a cache of root's is refused with whose it is."""
-    (anybodys / "cache").mkdir(mode=0o755)
+    # pytest's directories are their owner's alone.
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        shutil.copy2(ENTRYPOINT, directory / "entrypoint.sh")
+        (directory / "cache").mkdir(mode=0o755)
 
-    def start(*words: str, **variables: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [anybodys / "entrypoint.sh", *words],
-            env={"PATH": "/usr/bin:/bin", "HOME": "/", "MIN_SHM_BYTES": "0"} | variables,
-            cwd="/",
-            user=4711,
-            group=4711,
-            extra_groups=[],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout, done.stderr
+        def start(*words: str, **variables: str) -> tuple[int, str, str]:
+            command = ["setpriv", "--reuid=4711", "--regid=4711", "--clear-groups", directory / "entrypoint.sh", *words]
+            environment = {"PATH": "/usr/bin:/bin", "HOME": "/", "MIN_SHM_BYTES": "0"} | variables
+            done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
+            return done.returncode, done.stdout, done.stderr
 
-    look = 'echo "$USER"; test -w "$HOME"; rmdir "$HOME"'
-    assert start("sh", "-c", look, DALI_PIPES_CHECK="off") == (0, "uid-4711\n", "")
-    code, _, said = start("true", DALI_PIPES_CACHE=str(anybodys / "cache"))
-    assert code == 1
-    assert f"names '{anybodys}/cache', which user 4711 cannot write; it belongs to 0:0, mode 755" in said
+        look = 'echo "$USER"; test -w "$HOME"; rmdir "$HOME"'
+        assert start("sh", "-c", look, DALI_PIPES_CHECK="off") == (0, "uid-4711\n", "")
+        code, _, said = start("true", DALI_PIPES_CACHE=str(directory / "cache"))
+        assert code == 1
+        assert f"names '{directory}/cache', which user 4711 cannot write; it belongs to 0:0, mode 755" in said
 
 
 def test_gpu_that_is_required_must_be_seen(container: Container) -> None:
     """By nvidia-smi, which the container runtime brings in."""
-    code, _, said = container.run("true", REQUIRE_GPU="1")
-    assert code == 1
-    assert "REQUIRE_GPU=1, and this container sees no GPU" in said
+    assert container.run("true", REQUIRE_GPU="1")[0] == 1
     container.program("nvidia-smi", 'echo "GPU 0: NVIDIA H200 (UUID: GPU-0)"')
     assert container.run("true", REQUIRE_GPU="1")[0] == 0
 

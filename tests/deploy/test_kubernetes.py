@@ -58,27 +58,20 @@ def test_commands_of_the_rayjob_come_whole_through_its_shells(tmp_path: Path) ->
     assert [context.params.get("on") for context in contexts if context.command.name != "index"] == ["ray"] * 3
 
 
-def test_number_of_nodes_is_one_number() -> None:
-    """Replicas, the rendezvous' bounds and the slices of the order: a difference waits for ever, or reads twice."""
-    spec = documents("train-nodes.yaml")[0]["spec"]
-    launcher, options = parse_training(pods()["train-nodes.yaml"]["containers"][0]["args"])
-    assert launcher == {}, "PET_ variables of the operator say it"
-    replicas = spec["pytorchReplicaSpecs"]["Worker"]["replicas"]
-    assert replicas == spec["elasticPolicy"]["minReplicas"] == spec["elasticPolicy"]["maxReplicas"]
-    assert replicas == options["num_slices"]
-
-
 @pytest.mark.parametrize("name", ["train.yaml", "train-nodes.yaml"])
 def test_trainings_resume_and_their_directories_are_mounted(name: str) -> None:
     """A rank for each GPU; the cache that is checked is the one that is used; the run is where it outlives the pod."""
-    pod = pods()[name]
+    pod, spec = pods()[name], documents(name)[0]["spec"]
     (container,) = pod["containers"]
     launcher, options = parse_training(container["args"])
     num_gpus = container["resources"]["limits"]["nvidia.com/gpu"]
-    if name == "train.yaml":
-        assert int(launcher["nproc-per-node"]) == num_gpus
-    else:
-        assert int(documents(name)[0]["spec"]["nprocPerNode"]) == num_gpus
+    assert int(launcher.get("nproc-per-node") or spec["nprocPerNode"]) == num_gpus
+    if name == "train-nodes.yaml":
+        # Replicas, the rendezvous' bounds and the order's slices: a difference waits for ever, or reads twice.
+        replicas = spec["pytorchReplicaSpecs"]["Worker"]["replicas"]
+        assert launcher == {}, "PET_ variables of the operator say it"
+        assert replicas == spec["elasticPolicy"]["minReplicas"] == spec["elasticPolicy"]["maxReplicas"]
+        assert replicas == options["num_slices"]
     assert container["resources"]["requests"]["nvidia.com/gpu"] == num_gpus
     assert options["resume"]
     environment = {each["name"]: each.get("value") for each in container["env"]}
@@ -88,23 +81,19 @@ def test_trainings_resume_and_their_directories_are_mounted(name: str) -> None:
     volumes = {each["name"]: each for each in pod["volumes"]}
     assert "hostPath" in volumes[mounts[str(options["cache_dir"])]]
     claim = volumes[mounts["/" + str(options["out"]).split("/")[1]]]["persistentVolumeClaim"]["claimName"]
-    assert [each["spec"]["accessModes"] for each in documents("storage.yaml") if each["metadata"]["name"] == claim] == [
-        ["ReadWriteMany"]
-    ]
+    (storage,) = [each for each in documents("storage.yaml") if each["metadata"]["name"] == claim]
+    assert storage["spec"]["accessModes"] == ["ReadWriteMany"]
     # A hostPath is root's until it is given away, to the very user that the container is.
     owner = next(each for each in pod["initContainers"] if each["name"] == "own-cache")["command"]
     user, group = (str(pod["securityContext"][which]) for which in ("runAsUser", "runAsGroup"))
     assert owner == ["install", "-d", "-o", user, "-g", group, "-m", "0700", str(options["cache_dir"])]
 
 
-def test_endpoint_is_the_service() -> None:
+def test_pods_prepare_and_read_at_the_service(tmp_path: Path) -> None:
     (service,) = documents("ais-service.yaml")
     endpoint = f"http://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
     for pod in pods().values():
         assert {"name": "AIS_ENDPOINT", "value": endpoint} in pod["containers"][0]["env"]
-
-
-def test_prep_commands_are_those_of_dali_pipes(tmp_path: Path) -> None:
     commands = shell_commands(pods()["prep.yaml"]["containers"][0]["args"], tmp_path=tmp_path)
     contexts = [parse_dali_pipes(words[1:]) for words in commands if words[0] == "dali-pipes"]
     assert [context.command.name for context in contexts] == ["pets", "shuffle", "index", "verify"]

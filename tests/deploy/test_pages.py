@@ -22,7 +22,7 @@ def shown_commands(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_on_pages_exist_with_their_options(page: Path) -> None:
+def test_commands_and_files_on_pages_exist(page: Path) -> None:
     for words in shown_commands(page.read_text()):
         command: click.Command = cli
         rest = words[1:]
@@ -33,9 +33,5 @@ def test_commands_on_pages_exist_with_their_options(page: Path) -> None:
         known = {option for parameter in command.params for option in parameter.opts}
         named = {word.partition("=")[0] for word in rest if word.startswith("--")}
         assert named <= known, words
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_pages_name_are_there(page: Path) -> None:
     for name in re.findall(r"(?<![\w/])(?:deploy|docs|examples|tests)/[\w./-]*\w", page.read_text()):
         assert (ROOT / name).exists(), name

@@ -53,15 +53,15 @@ def python_of(page: Path) -> str:
     return "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
 
 
-def run_python(*arguments: str, folder: Path) -> str:
+def run_python(*arguments: str, folder: Path, **variables: str) -> str:
     """What Python prints with these arguments, in a process of its own with ``folder`` as its directory."""
     run = subprocess.run(
         [sys.executable, *(["-c", RUN_FILE] if arguments[0].endswith(".py") else []), *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | variables,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
@@ -69,10 +69,7 @@ def run_python(*arguments: str, folder: Path) -> str:
 
 
 def run_blocks(page: Path, *, folder: Path, **variables: str) -> int:
-    """Run every block of a page in one shell, in order, with ``folder`` as its directory; returns their number.
-
-    What the page shows is printed, but for numbers and keys: see `follows`.
-    """
+    """Run every block of a page in one shell, in its order, and compare what it shows; returns their number."""
     blocks, files = blocks_of(page)
     for name, text in files.items():
         (folder / name).write_text(text)
@@ -86,14 +83,8 @@ def run_blocks(page: Path, *, folder: Path, **variables: str) -> int:
     }
     environment.pop("AIS_ENDPOINT", None)
     with (folder / "printed.txt").open("wb") as stream:
-        shell = subprocess.Popen(
-            ["bash", "-c", script],
-            cwd=folder,
-            env=environment,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        options = {"cwd": folder, "env": environment, "stdout": stream, "stderr": subprocess.STDOUT}
+        shell = subprocess.Popen(["bash", "-c", script], start_new_session=True, **options)
         try:
             code = shell.wait()
         finally:

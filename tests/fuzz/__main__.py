@@ -5,7 +5,7 @@ import random
 import sys
 from pathlib import Path
 
-from tests.fuzz.harness import fuzz
+from tests.fuzz.harness import Outcome, fuzz
 from tests.fuzz.targets.all import TARGETS
 
 
@@ -21,15 +21,12 @@ def main() -> int:
     print(f"seed {seed}")
     num_findings = 0
     for name in names:
-        outcome = fuzz(
-            name,
-            seconds=60 * given.minutes / len(names),
-            seed=seed,
-            keep=given.keep,
-            report=lambda outcome, name=name: print(f"{name}: {outcome}", flush=True),
-        )
-        for finding in outcome.findings:
-            print(f"  {finding}", flush=True)
+
+        def report(outcome: Outcome, name: str = name) -> None:
+            print(f"{name}: {outcome}", flush=True)
+
+        outcome = fuzz(name, seconds=60 * given.minutes / len(names), seed=seed, keep=given.keep, report=report)
+        print("".join(f"  {finding}\n" for finding in outcome.findings), end="", flush=True)
         num_findings += len(outcome.findings)
     print(f"{num_findings} findings" if num_findings else "no crash, no hang, no wrong byte")
     return 1 if num_findings else 0

@@ -21,7 +21,6 @@ class Outcome:
     counts: Counter[str] = field(default_factory=Counter)
     """Inputs that were taken, and that were refused with an error of ours; ``seconds`` of the check."""
     findings: list[str] = field(default_factory=list)
-    """What went wrong, and the file that holds the input."""
 
     def __str__(self) -> str:
         return f"{self.counts['taken']} taken, {self.counts['refused']} refused, {len(self.findings)} findings"
@@ -35,14 +34,10 @@ def fuzz(
     seconds: float | None = None,
     report: Callable[[Outcome], object] = lambda outcome: None,
 ) -> Outcome:
-    """Fuzz one target.
+    """Fuzz one target, by its ``num_daily`` inputs or for so many seconds, without those that workers take to start.
 
-    Args:
-        name: A key of `tests.fuzz.targets.all.TARGETS`.
-        seed: Of the first worker; one that crashes is replaced by another.
-        keep: The inputs of findings are written here, and the files that were made of them.
-        seconds: For so long, without the time that workers take to start; by default the target's ``num_daily`` inputs.
-        report: Is told the outcome so far from time to time, and at the end.
+    A worker that crashes is replaced by another with the next seed. ``keep`` gets inputs of findings, and the files
+    that were made of them; ``report`` is told the outcome so far from time to time, and at the end.
     """
     outcome = Outcome()
     while len(outcome.findings) < MAX_FINDINGS:
@@ -67,12 +62,7 @@ def fuzz(
 
 
 def _run_worker(
-    name: str,
-    seed: int,
-    folder: Path,
-    seconds: float | None,
-    outcome: Outcome,
-    report: Callable[[Outcome], object],
+    name: str, seed: int, folder: Path, seconds: float | None, outcome: Outcome, report: Callable[[Outcome], object]
 ) -> str:
     """Run one worker until it ends; add its counts, and return what it found, if anything."""
     before = outcome.counts.copy()

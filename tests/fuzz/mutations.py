@@ -80,17 +80,8 @@ def _splice(draw: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 _CHANGES: Sequence[Change] = (
-    _flip_bit,
-    _set_byte,
-    _set_number,
-    _set_digits,
-    _cut,
-    _delete,
-    _repeat,
-    _insert,
-    _put_token,
-    _splice,
-)
+    _flip_bit, _set_byte, _set_number, _set_digits, _cut, _delete, _repeat, _insert, _put_token, _splice,
+)  # fmt: skip
 
 
 def mutant(draw: Random, seeds: Sequence[bytes]) -> bytes:

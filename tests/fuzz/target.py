@@ -54,9 +54,8 @@ class Target(ABC):
     def check(self, data: bytes) -> Answer:
         """Give one input to the code under test.
 
-        Raises:
-            BrokenPromiseError: If the code took the input and did not do what it promises.
-            Exception: Whatever the code raised that is not an error of this project: that is a finding, too.
+        A `BrokenPromiseError` says that it took the input and did not do what it promises. Whatever else it raises that
+        is not an error of this project is a finding, too.
         """
 
     def close(self) -> None:  # noqa: B027 (most targets own nothing)

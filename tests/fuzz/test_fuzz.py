@@ -23,18 +23,15 @@ def test_fuzz(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "expected", "files"),
     [
-        ("cannot-start", "no room", []),
         ("crashes", "ends with SIGSEGV", []),
         ("hangs", "hangs: Timeout (", []),
         ("lies", "a wrong byte", ["photo.bin"]),
-        ("crashes-in-a-child", "threads, orient=", ["0000.bin", "0001.bin"]),
     ],
 )
 def test_harness_sees_what_goes_wrong(name: str, expected: str, files: list[str], tmp_path: Path) -> None:
     """With the input, and the photos of a batch; otherwise its silence would mean nothing."""
     (finding,) = fuzz(name, seed=1, keep=tmp_path).findings
     assert expected in finding
-    assert name != "crashes-in-a-child" or "ends with SIGFPE" in finding
     (kept,) = tmp_path.glob("*.bin")
     assert kept.read_bytes() != SEED
     assert str(kept) in finding

@@ -11,11 +11,8 @@ from tests.trainers.tiny import NUM_CLASSES, NUM_SAMPLES, key_of
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory ``shards``: 31 small photos of six classes, ``jpg`` and ``cls``, in five shards, indexed."""
-    samples = [
-        Sample(
-            key_of(number),
-            {"jpg": photo_bytes(number, 24 + number % 5, 22 + number % 3), "cls": b"%d" % (number % NUM_CLASSES)},
-        )
-        for number in range(NUM_SAMPLES)
-    ]
+    samples = []
+    for number in range(NUM_SAMPLES):
+        photo = photo_bytes(number, 24 + number % 5, 22 + number % 3)
+        samples.append(Sample(key_of(number), {"jpg": photo, "cls": b"%d" % (number % NUM_CLASSES)}))
     return write_shards(tmp_path_factory.mktemp("trainers") / "shards", samples, per_shard=7)

@@ -1,6 +1,7 @@
 """Run a function of a test as one process, or as several that train together on the CPU."""
 
 import contextlib
+import importlib
 import os
 import pickle
 import socket
@@ -13,47 +14,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.tools.processes import end_with_main
-from tests.docs.pages import REPOSITORY, RUN_FILE, blocks_of
+from tests.docs.pages import REPOSITORY, blocks_of, run_python
+
+
+def need(*packages: str) -> None:
+    """Skip the calling test or module where a package is missing; under REQUIRE_TRAINERS=1 fail instead."""
+    for package in packages:
+        if os.environ.get("REQUIRE_TRAINERS") == "1":
+            importlib.import_module(package)
+        else:
+            pytest.importorskip(package, reason=f"{package} is not installed; make integrations")
 
 
 def run_ranks(world_size: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What ``job(*arguments)`` returns in each of ``world_size`` new processes, by rank.
 
     Several processes have the environment that torchrun gives; the job, or its framework, joins the process group. If
-    one rank fails, the others are killed: they may wait for it.
-
-    Args:
-        world_size: 1: no launcher's environment either.
-        job: A function at the top of a module. A job that trains several times, as the unbroken and the broken run,
-            needs one start of its framework.
-        arguments: Plain values.
+    one rank fails, the others are killed: they may wait for it. The job is a function at the top of a module.
     """
-    with started_ranks(world_size, job, *arguments) as ranks:
-        return ranks.results()
-
-
-class Ranks:
-    """Processes that run one job; each leaves what it returns in a file of ``folder``."""
-
-    def __init__(self, folder: Path, processes: "list[subprocess.Popen[bytes]]") -> None:
-        self._folder, self.processes = folder, processes
-
-    def results(self) -> list[Any]:
-        """Wait for all of them."""
-        codes: list[int | None] = [None]
-        while not any(codes) and None in codes:
-            time.sleep(0.02)
-            codes = [process.poll() for process in self.processes]
-        for rank, code in enumerate(codes):
-            said = (self._folder / f"{rank}.txt").read_text(errors="replace")
-            assert not code, f"rank {rank} of {len(codes)} ended with {code}: {said[-6000:]}"
-        return [pickle.loads((self._folder / f"{rank}.result").read_bytes()) for rank in range(len(codes))]
-
-
-@contextlib.contextmanager
-def started_ranks(world_size: int, job: Callable[..., Any], *arguments: Any) -> Iterator[Ranks]:
-    """Start processes as `run_ranks` does; whatever still runs at the end is killed."""
     from torch.distributed import TCPStore
 
     # Where the ranks meet. No other process can take its port meanwhile.
@@ -73,7 +54,14 @@ def started_ranks(world_size: int, job: Callable[..., Any], *arguments: Any) -> 
             resources.callback(process.wait)
             resources.callback(process.kill)
             processes.append(process)
-        yield Ranks(folder, processes)
+        codes: list[int | None] = [None]
+        while not any(codes) and None in codes:
+            time.sleep(0.02)
+            codes = [process.poll() for process in processes]
+        for rank, code in enumerate(codes):
+            said = (folder / f"{rank}.txt").read_text(errors="replace")
+            assert not code, f"rank {rank} of {len(codes)} ended with {code}: {said[-6000:]}"
+        return [pickle.loads((folder / f"{rank}.result").read_bytes()) for rank in range(world_size)]
 
 
 def run_rank(folder: Path, rank: int) -> None:
@@ -109,28 +97,13 @@ def launched_environment(rank: int, world_size: int, port: int) -> dict[str, str
 def launch(*command: str, folder: Path, num_processes: int = 1) -> str:
     """What a program prints that is started as users start it: by Python, or by torchrun if there are several.
 
-    Args:
-        command: A file or ``-m`` and a module, then its arguments.
-        folder: Where it runs.
-        num_processes: Of torchrun.
+    ``command`` is a file or ``-m`` and a module, then arguments.
     """
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    launcher = ["-c", RUN_FILE] if command[0].endswith(".py") else []
     if num_processes > 1:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
-        environment |= {"OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [sys.executable, *launcher, *command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+        command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes), *command)
+    printed = run_python(*command, folder=folder, OMP_NUM_THREADS="1")
     # Some versions of torch say on stdout that gloo is connected.
-    return "".join(line for line in run.stdout.splitlines(keepends=True) if "peer ranks" not in line)
+    return "".join(line for line in printed.splitlines(keepends=True) if "peer ranks" not in line)
 
 
 def write_program(name: str, shards: Path, folder: Path) -> str:
@@ -145,11 +118,6 @@ def write_program(name: str, shards: Path, folder: Path) -> str:
     return name
 
 
-def launch_from_page(name: str, shards: Path, folder: Path, *arguments: str, num_processes: int = 1) -> str:
-    """What a program of docs/how-to/trainers.md prints: see `write_program` and `launch`."""
-    return launch(write_program(name, shards, folder), *arguments, folder=folder, num_processes=num_processes)
-
-
 @contextlib.contextmanager
 def kept_port() -> Iterator[int]:
     """A port on which a server that shares ports may listen, as gRPC's do, and no other."""
@@ -157,6 +125,22 @@ def kept_port() -> Iterator[int]:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         kept.bind(("127.0.0.1", 0))
         yield int(kept.getsockname()[1])
+
+
+def join_jax(port: int, *, num_devices: int) -> None:
+    """Join JAX's processes at a kept port, if torchrun's environment says that there are several.
+
+    In each JAX sees so many devices; it was not used yet.
+    """
+    import jax
+
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
+    if "RANK" not in os.environ:
+        return
+    # Then JAX alone says which process this is.
+    rank, size, *_ = [int(os.environ.pop(name)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=size, process_id=rank)
 
 
 if __name__ == "__main__":

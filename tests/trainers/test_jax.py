@@ -1,8 +1,6 @@
 """JAX: arrays on one device and over a mesh, of one process and of two."""
 
 import gc
-import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,19 +13,10 @@ from nvidia.dali import types
 import dali_pipes as dp
 from tests.docs.pages import REPOSITORY
 from tests.shards import make_samples, write_shards
-from tests.trainers.packages import need
-from tests.trainers.ranks import kept_port, launch_from_page, run_ranks
-from tests.trainers.tiny import ALL_KEYS, BATCH_SIZE, NUM_SAMPLES, open_loader
+from tests.trainers.ranks import join_jax, kept_port, need, run_ranks
+from tests.trainers.tiny import BATCH_SIZE, EVEN, NUM_EPOCHS, NUM_SAMPLES, open_loader
 
 need("jax", "flax", "optax")
-
-NUM_EPOCHS = 3
-EVEN: dict[str, Any] = {"last_batch_policy": "FILL", "outputs": dp.Outputs(keys=True, valid=True)}
-
-
-def use_devices(number: int) -> None:
-    """Have JAX see so many devices on the CPU; before its first use in this process."""
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={number}"
 
 
 def rows_over(*shape: int, split: Any = "data") -> Any:
@@ -78,15 +67,10 @@ def check_arrays_are_not_copied(shards: Path, folder: Path) -> None:
     with open_loader(shards, **EVEN) as loader:
         for sharding in (None, SingleDeviceSharding(jax.devices()[0])):
             form = loader.as_jax(sharding=sharding).check_outputs()
-            tensors: list[Any] = []
-
-            def keep(batch: dict[str, Any], form: Any = form, tensors: list[Any] = tensors) -> dict[str, Any]:
-                tensors.append(batch["image"].data_ptr())
-                arrays: dict[str, Any] = form(batch)
-                return arrays
-
-            arrays = loader.delivery.next_batch(keep)
-            assert arrays["image"].unsafe_buffer_pointer() == tensors[0]
+            place, arrays = loader.delivery.next_batch(
+                lambda batch, form=form: (batch["image"].data_ptr(), form(batch))
+            )
+            assert arrays["image"].unsafe_buffer_pointer() == place
 
 
 def check_arrays_outlive_their_batches(shards: Path, folder: Path) -> None:
@@ -142,10 +126,6 @@ def check_what_a_mesh_cannot_take_is_refused(shards: Path, folder: Path) -> None
         with open_loader(shards, **options) as loader, pytest.raises(ValueError, match=message):
             loader.as_jax(sharding=sharding)
         assert loader.num_batches_left
-    with open_loader(shards) as loader, pytest.raises(TypeError, match="sharding must be a"):
-        loader.as_jax(sharding="data")  # type: ignore[arg-type]  # as a program without types may pass it
-    with open_loader(shards) as loader, pytest.raises(ValueError, match="outputs must name what the loader gives"):
-        loader.as_jax(("image", "mask"))
     with open_loader(shards, rank="late") as loader:
         batches = loader.as_jax(sharding=rows_over(4))
         with pytest.raises(ValueError, match="last_batch_policy is 'PARTIAL'"):
@@ -182,9 +162,8 @@ def check_the_example_resumes(shards: Path, folder: Path) -> None:
 
     def train(run: str, *more: str) -> str:
         options = "--device cpu --batch-size 8 --crop 24 --width 8 --num-classes 6 --checkpoint-every 2 --epochs 3"
-        assert (
-            jax_classification.main(["--shards", str(photos), "--out", str(folder / run), *options.split(), *more]) == 0
-        )
+        where = ["--shards", str(photos), "--out", str(folder / run)]
+        assert jax_classification.main([*where, *options.split(), *more]) == 0
         return (folder / run / STEPS).read_text()
 
     unbroken = train("unbroken")
@@ -204,120 +183,39 @@ def check_the_example_resumes(shards: Path, folder: Path) -> None:
 
 
 CHECKS: dict[str, Callable[[Path, Path], None]] = {
-    name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")
+    name: check for name, check in list(globals().items()) if name.startswith("check_")
 }
 
 
-def run_checks(shards: Path, folder: Path) -> dict[str, str]:
-    """What went wrong in each check, in one process with four devices."""
-    import traceback
-
-    use_devices(4)
-    errors = {}
-    for name, check in CHECKS.items():
-        try:
-            check(shards, folder)
-        except Exception:  # noqa: BLE001 (the test of this check fails with it)
-            errors[name] = traceback.format_exc()
-    return errors
+def run_checks(shards: Path, folder: Path) -> None:
+    join_jax(0, num_devices=4)
+    for check in CHECKS.values():
+        check(shards, folder)
 
 
-@pytest.fixture(scope="module")
-def errors(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    found: dict[str, str] = run_ranks(1, run_checks, shards, tmp_path_factory.mktemp("jax"))[0]
-    return found
+def test_one_process(shards: Path, tmp_path: Path) -> None:
+    """See the functions ``check_...``: all of them, in one process with four devices."""
+    run_ranks(1, run_checks, shards, tmp_path)
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_one_process(errors: dict[str, str], check: str) -> None:
-    """See the function ``check_...``."""
-    assert check not in errors, errors[check]
-
-
-def test_program_of_the_page(shards: Path, tmp_path: Path) -> None:
-    """It trains two epochs on what JAX finds here."""
-    printed = launch_from_page("train_jax.py", shards, tmp_path)
-    assert re.findall(r"epoch (\d): loss \d+\.\d{4}\n", printed) == ["0", "1"]
-
-
-def train_of_two(shards: Path, port: int) -> dict[str, Any]:
-    """One of two processes of two devices each: an unbroken training, a broken and resumed one, and what is refused."""
-    import jax
-    import jax.numpy as jnp
+def arrays_of_two(shards: Path, port: int) -> tuple[list[int], tuple[int, ...]]:
+    """In one of two processes of two devices each: the labels of all, a shape, and a mesh that is refused."""
+    join_jax(port, num_devices=2)
     from jax.experimental import multihost_utils
 
-    rank = int(os.environ["RANK"])
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        del os.environ[name]  # JAX alone says which process this is
-    use_devices(2)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
-    sharding = rows_over(4)
-
-    @jax.jit
-    def step(training: Any, images: Any, labels: Any, valid: Any) -> Any:
-        def loss_of(weights: Any) -> Any:
-            logits = images.reshape(len(images), -1) @ weights
-            losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
-            return (losses * valid).sum() / valid.sum()
-
-        weights, momentum = training
-        loss, gradient = jax.value_and_grad(loss_of)(weights)
-        momentum = 0.9 * momentum + gradient
-        return (weights - 0.1 * momentum, momentum), loss
-
-    def train(training: Any, steps: list[Any], state: Any = None, stop: int = 0) -> tuple[Any, Any]:
-        with open_loader(shards, state=state, **EVEN) as loader:
-            batches = loader.as_jax(sharding=sharding)
-            while len(steps) < NUM_EPOCHS * len(batches):
-                for batch in batches:
-                    keys = [key for key, is_valid in zip(batch["key"], local(batch["valid"]), strict=True) if is_valid]
-                    training, loss = step(training, batch["image"], batch["label"], batch["valid"])
-                    steps.append((loader.epoch, keys, float(loss).hex()))
-                    if len(steps) == stop:
-                        return training, batches.state_dict()
-        return training, None
-
-    def local(array: Any) -> Any:
-        return np.concatenate([np.asarray(shard.data) for shard in array.addressable_shards])
-
-    start = (jnp.zeros((3 * 16 * 16, 6)), jnp.zeros((3 * 16 * 16, 6)))
-    runs: dict[int, list[Any]] = {0: []}
-    train(start, runs[0])
-    for stop in (2, 4):  # in mid-epoch, and after an epoch's last batch
-        runs[stop] = []
-        training, state = train(start, runs[stop], stop=stop)
-        train(training, runs[stop], state)
     with open_loader(shards, **EVEN) as loader:
-        batch = next(iter(loader.as_jax(sharding=sharding)))
-        rows = multihost_utils.process_allgather(batch["label"], tiled=True)
-        refused = ""
-        try:
+        batch = next(iter(loader.as_jax(sharding=rows_over(4))))
+        labels = multihost_utils.process_allgather(batch["label"], tiled=True)
+        with pytest.raises(ValueError, match="open the loader with rank=0, world_size=1"):
             loader.as_jax(sharding=rows_over(1, 4))  # one block of rows on all devices
-        except ValueError as exc:
-            refused = str(exc)
-    return {"runs": runs, "labels": rows.tolist(), "shape": batch["image"].shape, "refused": refused}
+    return labels.tolist(), batch["image"].shape
 
 
 def test_two_processes(shards: Path) -> None:
-    """Rank r has its block of rows of each array; each sample once an epoch; resumed, the losses are the same."""
+    """Rank r has its block of rows of each array."""
     with kept_port() as port:
-        ranks = run_ranks(2, train_of_two, shards, port)
-    num_steps = -(-NUM_SAMPLES // (2 * BATCH_SIZE))
-    for result in ranks:
-        unbroken = result["runs"][0]
-        assert result["runs"] == dict.fromkeys(result["runs"], unbroken)
-        assert len(unbroken) == NUM_EPOCHS * num_steps
-        assert len({loss for _, _, loss in unbroken}) == len(unbroken)
-        assert result["shape"] == (2 * BATCH_SIZE, 3, 16, 16)
-    for epoch in range(NUM_EPOCHS):
-        steps = [step for result in ranks for step in result["runs"][0]]
-        assert sorted(key for number, keys, _ in steps if number == epoch for key in keys) == ALL_KEYS
-    expected = [
-        label
-        for rank in range(2)
-        for label in plain_batches(shards, rank=rank, world_size=2, **EVEN)[0]["label"].tolist()
-    ]
-    assert [result["labels"] for result in ranks] == [expected, expected]
-    assert "open the loader with rank=0, world_size=1" in ranks[0]["refused"]
-    assert "open the loader with rank=0, world_size=1" in ranks[1]["refused"]
+        ranks = run_ranks(2, arrays_of_two, shards, port)
+    expected = []
+    for rank in range(2):
+        expected += plain_batches(shards, rank=rank, world_size=2, **EVEN)[0]["label"].tolist()
+    assert ranks == [(expected, (2 * BATCH_SIZE, 3, 16, 16))] * 2

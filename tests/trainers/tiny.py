@@ -16,7 +16,10 @@ NUM_SAMPLES = 31
 """Odd, so that two ranks never have the same number."""
 BATCH_SIZE = 4
 NUM_CLASSES = 6
+NUM_EPOCHS = 3
 CROP = 16
+EVEN: dict[str, Any] = {"last_batch_policy": "FILL", "outputs": dp.Outputs(keys=True, valid=True)}
+"""Batches of one size."""
 
 
 def key_of(number: int) -> str:
@@ -35,19 +38,10 @@ class Step(NamedTuple):
 
 
 def open_loader(shards: Path | str, *, train: bool = True, **options: Any) -> dp.Loader:
-    """A loader with keys, 4 samples a batch.
-
-    Args:
-        shards: The directory of the fixture ``shards``.
-        train: Random crops and flips: samples of another epoch or position have other pixels. Else each photo has the
-            same pixels always.
-        options: Of `dali_pipes.loader`; they take precedence.
-    """
-    graph = (
-        dp.classification_train(crop=CROP, photo="jpg")
-        if train
-        else dp.classification_eval(resize=CROP, crop=CROP, photo="jpg")
-    )
+    """A loader with keys, 4 samples a batch; to ``train`` a sample has other pixels in another epoch or position."""
+    graph = dp.classification_eval(resize=CROP, crop=CROP, photo="jpg")
+    if train:
+        graph = dp.classification_train(crop=CROP, photo="jpg")
     usual = {
         "batch_size": BATCH_SIZE,
         "seed": 3,
@@ -59,10 +53,7 @@ def open_loader(shards: Path | str, *, train: bool = True, **options: Any) -> dp
 
 
 class TinyModel(nn.Module):
-    """Two layers, the same first parameters each time. Keeps a `Step` of each training batch.
-
-    Takes ``model(image=..., label=...)`` and returns the loss and the logits, as models of Hugging Face do.
-    """
+    """Two layers, the same first parameters each time; returns the loss and the logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,10 +74,7 @@ def tiny_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Training:
-    """A model in training, replicated if there is a process group, and a `Step` for each batch of this rank.
-
-    The position in the data is not part of it.
-    """
+    """A model in training, replicated if there is a process group, and a `Step` for each batch of this rank."""
 
     def __init__(self) -> None:
         self.model: nn.Module = TinyModel()
@@ -116,14 +104,19 @@ def step_of(keys: Iterable[str], loss: Tensor) -> Step:
     return Step(tuple(keys), loss.item().hex())
 
 
+def num_steps(world_size: int) -> int:
+    """Of an epoch."""
+    return -(-NUM_SAMPLES // (BATCH_SIZE * world_size))
+
+
 def assert_whole_epochs(ranks: Sequence[Sequence[Step]], *, num_epochs: int, world_size: int) -> None:
     """Each epoch has every sample once, over all ranks; no two epochs have one order; losses change."""
-    num_steps = -(-NUM_SAMPLES // (BATCH_SIZE * world_size))
-    assert [len(steps) for steps in ranks] == [num_epochs * num_steps] * world_size
+    length = num_steps(world_size)
+    assert [len(steps) for steps in ranks] == [num_epochs * length] * world_size
     epochs = [
-        [key for steps in ranks for step in steps[first : first + num_steps] for key in step.keys]
-        for first in range(0, num_epochs * num_steps, num_steps)
+        [key for steps in ranks for step in steps[first : first + length] for key in step.keys]
+        for first in range(0, num_epochs * length, length)
     ]
     assert [sorted(keys) for keys in epochs] == [ALL_KEYS] * num_epochs
     assert len({tuple(keys) for keys in epochs}) == num_epochs
-    assert len({step.loss for steps in ranks for step in steps}) == num_epochs * num_steps * world_size
+    assert all(len({step.loss for step in steps}) == len(steps) for steps in ranks)

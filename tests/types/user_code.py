@@ -27,14 +27,10 @@ def train(device: torch.device) -> None:
             plain.clear()
 
 
-def shapes() -> None:
-    """Photos in their own shapes."""
+def own_shapes() -> None:
+    """Photos in their own shapes; an output of samples with different lengths comes with their places."""
     select = dp.Select(buckets=dp.buckets(area=256 * 256, step=32, max_aspect=2))
     dp.loader("shards", dp.bucketed(place="centre", text="txt"), batch_size=8, select=select)
-
-
-def packed() -> None:
-    """An output of samples with different lengths comes with their places."""
 
     def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
         return {"files": components.packed(components["image.jpg"])}
@@ -44,12 +40,11 @@ def packed() -> None:
 
 
 def own(components: dp.Components, random: dp.Random) -> dict[str, object]:
-    """A graph of one's own."""
+    """A graph of one's own, with names that no graph of ours has."""
     return {"heights": components["image.jpg"], "noise": fn.random.uniform()}
 
 
 def own_names() -> None:
-    """Names that no graph of ours has."""
     for (batch,) in dp.loader("shards", own, batch_size=8):
         print(batch["heights"].shape, batch.keys())
 

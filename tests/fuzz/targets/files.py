@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -118,12 +118,10 @@ class Manifests(FormatTarget):
     def seeds(self) -> Sequence[bytes]:
         data = self.files["s-manifest.safetensors"]
         first = Manifest.from_bytes(data, where="m")
-        entries = [
-            Change(version=version, date="", what="add", token="", command="", num_samples=5, num_shards=2, digest="")
-            for version in (1, 2)
-        ]
+        texts = {"what": "add"} | dict.fromkeys(("date", "token", "command", "digest"), "")
+        history = tuple(Change(version=version, num_samples=5, num_shards=2, **texts) for version in (1, 2))
         parts = (ShardsPart("", 1), ShardsPart("add-0123456789-", 1))
-        second = replace(first, version=2, parts=parts, history=tuple(entries), removed=np.array([1, 4]))
+        second = replace(first, version=2, parts=parts, history=history, removed=np.array([1, 4]))
         return [data, second.to_bytes()]
 
     def read(self, data: bytes) -> bytes:
@@ -151,14 +149,14 @@ class ColumnFiles(FormatTarget):
         return read_column_file(data, manifest=manifest).to_bytes(manifest=manifest.shards_digest)
 
 
-ROWS = [
-    {
-        "image": {"bytes": b"\xff\xd8\xff" + bytes(range(number, 200)), "path": None},
-        "label": number,
-        "text": f"photo {number}",
-    }
-    for number in range(5)
-]
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    """A file of these rows, in groups of two."""
+    import pyarrow
+    import pyarrow.parquet
+
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), stream, row_group_size=2)
+    return stream.getvalue()
 
 
 class ParquetFiles(Target):
@@ -167,12 +165,9 @@ class ParquetFiles(Target):
     num_daily = 200
 
     def seeds(self) -> Sequence[bytes]:
-        import pyarrow
-        import pyarrow.parquet
-
-        stream = io.BytesIO()
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), stream, row_group_size=2)
-        return [stream.getvalue()]
+        photos = [{"bytes": b"\xff\xd8\xff" + bytes(range(number, 200)), "path": None} for number in range(5)]
+        rows = [{"image": photo, "label": at, "text": f"photo {at}"} for at, photo in enumerate(photos)]
+        return [parquet(rows)]
 
     def check(self, data: bytes) -> Answer:
         with tempfile.TemporaryDirectory() as folder:
@@ -192,11 +187,9 @@ class ParquetFiles(Target):
 
 def _length(part: Range) -> int:
     assert not isinstance(part.file, Path), "cells are no files"
-    done = 0
-    while done < part.size:
+    done, num = 0, 1
+    while num and done < part.size:
         num = part.file.read_into(memoryview(bytearray(part.size - done)), offset=part.offset + done)
-        if not num:
-            break
         done += num
     return done
 

@@ -28,45 +28,50 @@ from tests.fuzz.target import Answer, BrokenPromiseError, Target
 from tests.servers.scripted import ScriptedServer, Visit
 
 BODY = random.Random(3).randbytes(1500)
+ENTRY_NAMES = [f"a/{number:04d}.tar" for number in range(9)]
 LOCATION = "/v1/objects/b/o?elsewhere=1"
+
+
+def _answer(status: bytes, *headers: bytes, body: bytes = b"", chunks: Sequence[bytes] = ()) -> bytes:
+    """An answer with a length, or in chunks."""
+    if chunks:
+        pieces = b"".join(b"%x;a=b\r\n%b\r\n" % (len(piece), piece) for piece in chunks)
+        headers, body = (*headers, b"Transfer-Encoding: chunked"), pieces + b"0\r\nX-Trailer: y\r\n\r\n"
+    else:
+        headers = (*headers, b"Content-Length: %d" % len(body))
+    return b"HTTP/1.1 " + b"\r\n".join([status, *headers, b"", body])
 
 
 def object_answers() -> Sequence[bytes]:
     """Answers to a GET of an object whose bytes are `BODY`: the object, redirects, a server that is busy."""
-    length = b"Content-Length: %d\r\n" % len(BODY)
-    chunks = b"".join(b"%x;a=b\r\n%b\r\n" % (len(piece), piece) for piece in (BODY[:700], BODY[700:1499], BODY[1499:]))
-    chunked = b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\nX-Trailer: y\r\n\r\n"
-    checksum = b"Ais-Checksum-Type: md5\r\nAis-Checksum-Value: 0123456789abcdef0123456789abcdef\r\nAis-Version: 7\r\n"
+    chunks = BODY[:700], BODY[700:1499], BODY[1499:]
+    early = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
+    checksum = b"Ais-Checksum-Type: unknown", b"Ais-Checksum-Value: 0123456789abcdef0123456789abcdef", b"Ais-Version: 7"
     error = b'{"status": 503, "message": "ais://b/o is busy", "method": "GET"}'
+    folded = _answer(b"200 OK", b"Connection: keep-alive", b"X: folded\r\n over lines", body=BODY)
+    location = b"Location: " + LOCATION.encode()
     return [
-        b"HTTP/1.1 200 OK\r\n" + length + b"\r\n" + BODY,
-        b"HTTP/1.1 200 OK\r\nDate: Sun, 22 Nov 2026 14:24:02 GMT\r\nConnection: close\r\n" + length + b"\r\n" + BODY,
-        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\n" + chunked,
-        b"HTTP/1.1 200 OK\r\n" + chunked,
+        _answer(b"200 OK", body=BODY),
+        _answer(b"200 OK", b"Date: " + MODIFIED, b"Connection: close", body=BODY),
+        early + _answer(b"200 OK", chunks=chunks),
+        _answer(b"200 OK", chunks=chunks),
         b"HTTP/1.1 200 OK\r\n\r\n" + BODY,
-        b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nX: folded\r\n over lines\r\n" + length + b"\r\n" + BODY,
-        b"HTTP/1.1 307 Temporary Redirect\r\nLocation: " + LOCATION.encode() + b"\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 301 Moved\r\nLocation: " + LOCATION.encode() + b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n\r\n%b" % (len(error), error),
-        b"HTTP/1.1 503 Busy\r\nHdr-Error: starting\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 429 Slow down\r\nRetry-After: 0\r\nContent-Range: bytes */1500\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n" + checksum.replace(b"md5", b"unknown") + length + b"\r\n" + BODY,
+        folded.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        _answer(b"307 Temporary Redirect", location),
+        b"HTTP/1.1 301 Moved\r\n" + location + b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        _answer(b"503 Busy", body=error),
+        _answer(b"503 Busy", b"Hdr-Error: starting"),
+        _answer(b"429 Slow down", b"Retry-After: 0", b"Content-Range: bytes */1500"),
+        _answer(b"200 OK", *checksum, body=BODY),
     ]
 
 
 def listing_answers() -> Sequence[bytes]:
-    """Answers to a listing with `entry_names`, in one page."""
-    entries = [{"n": name, "s": 5, "cs": "0123456789abcdef"} for name in entry_names()]
+    """Answers to a listing with `ENTRY_NAMES`, in one page."""
+    entries = [{"n": name, "s": 5, "cs": "0123456789abcdef"} for name in ENTRY_NAMES]
     body = msgspec.msgpack.encode({"UUID": "u", "ContinuationToken": "", "Flags": 0, "Entries": entries})
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\n"
-    return [
-        head + b"Content-Length: %d\r\n\r\n" % len(body) + body,
-        head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
-    ]
-
-
-def entry_names() -> Sequence[str]:
-    return [f"a/{number:04d}.tar" for number in range(9)]
+    kind = b"Content-Type: application/msgpack"
+    return [_answer(b"200 OK", kind, body=body), _answer(b"200 OK", kind, chunks=[body])]
 
 
 # An answer that ends too early, on a connection that stays open, costs this time: then the server closes it.
@@ -78,21 +83,18 @@ MODIFIED = b"Sun, 22 Nov 2026 14:24:02 GMT"
 def cloud_settings(cloud: str, endpoint: str) -> CloudSettings:
     """The bucket ``b`` of a cloud whose server is at this endpoint."""
     keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "aws_region": "us-east-1"}
+    azure = {"account_name": "me", "account_key": "a2V5", "endpoint": f"{endpoint}/me"}
     options = {
         "s3": {"aws_endpoint_url": endpoint, **keys},
         "gs": {"google_base_url": endpoint, "google_skip_signature": "true"},
-        "az": {
-            "azure_storage_account_name": "me",
-            "azure_storage_account_key": "a2V5",
-            "azure_storage_endpoint": f"{endpoint}/me",
-        },
+        "az": {f"azure_storage_{name}": value for name, value in azure.items()},
     }
     return CloudSettings(scheme=cloud, bucket="b", options=options[cloud])
 
 
 def cloud_listing(cloud: str) -> bytes:
-    """The answer of a cloud to a listing with `entry_names`, in one page."""
-    names = [name.encode() for name in entry_names()]
+    """The answer of a cloud to a listing with `ENTRY_NAMES`, in one page."""
+    names = [name.encode() for name in ENTRY_NAMES]
     if cloud == "az":
         properties = b"<Last-Modified>%b</Last-Modified><Etag>0x8D</Etag><Content-Length>5</Content-Length>" % MODIFIED
         properties += b"<Content-Type>application/x-tar</Content-Type>"
@@ -105,28 +107,24 @@ def cloud_listing(cloud: str) -> bytes:
     return _xml(b"200 OK", b'<?xml version="1.0" encoding="utf-8"?>' + body)
 
 
-def cloud_errors() -> list[bytes]:
-    """Answers after which the request is sent again: the server is busy, or the signature is too old."""
-    return [
-        _xml(b"503 Slow Down", b"<Error><Code>SlowDown</Code><Message>Reduce your rate</Message></Error>"),
-        _xml(b"500 Internal", b"<Error><Code>InternalError</Code><Message>Try again</Message></Error>"),
-    ]
-
-
-def cloud_refusals() -> list[bytes]:
-    """Answers that end a request, or do so when they come twice."""
-    return [
-        _xml(b"403 Forbidden", b"<Error><Code>ExpiredToken</Code><Message>Token has expired</Message></Error>"),
-        _xml(b"404 Not Found", b"<Error><Code>NoSuchKey</Code><Message>No such key</Message><Key>o</Key></Error>"),
-        _xml(b"404 Not Found", b"<Error><Code>ContainerNotFound</Code><Message>None</Message></Error>"),
-        _xml(b"301 Moved", b"<Error><Code>PermanentRedirect</Code><Region>eu-west-1</Region></Error>"),
-        _xml(b"412 Precondition Failed", b"<Error><Code>ConditionNotMet</Code></Error>"),
-    ]
-
-
 def _xml(status: bytes, body: bytes) -> bytes:
-    head = b'HTTP/1.1 %b\r\nContent-Type: application/xml\r\nETag: "e"\r\n' % status
-    return head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    return _answer(status, b"Content-Type: application/xml", b'ETag: "e"', body=body)
+
+
+def _error(status: bytes, code: bytes, more: bytes = b"<Message>Why</Message>") -> bytes:
+    return _xml(status, b"<Error><Code>%b</Code>%b</Error>" % (code, more))
+
+
+# After these the request is sent again: the server is busy, or the signature is too old.
+CLOUD_ERRORS = [_error(b"503 Slow Down", b"SlowDown"), _error(b"500 Internal", b"InternalError")]
+# These end a request, or do so when they come twice.
+CLOUD_REFUSALS = [
+    _error(b"403 Forbidden", b"ExpiredToken"),
+    _error(b"404 Not Found", b"NoSuchKey", b"<Message>No such key</Message><Key>o</Key>"),
+    _error(b"404 Not Found", b"ContainerNotFound"),
+    _error(b"301 Moved", b"PermanentRedirect", b"<Region>eu-west-1</Region>"),
+    _error(b"412 Precondition Failed", b"ConditionNotMet", b""),
+]
 
 
 class _Answers(Target):
@@ -139,6 +137,9 @@ class _Answers(Target):
 
     def close(self) -> None:
         self._server.close()
+
+    def strangers(self) -> Sequence[bytes]:
+        return CLOUD_REFUSALS
 
     def _serve_next(self, data: bytes) -> None:
         self._is_sent.clear()
@@ -175,11 +176,9 @@ class ObjectAnswers(_Answers):
     def __init__(self, cloud: str = "") -> None:
         super().__init__()
         self._cloud, endpoint = cloud, self._server.endpoint
-        source: Any = (
-            BucketObjects(cloud_settings(cloud, endpoint), PATIENCE)
-            if cloud
-            else StoredObjects(ClusterAccess(endpoint=endpoint), "b")
-        )
+        source: Any = StoredObjects(ClusterAccess(endpoint=endpoint), "b")
+        if cloud:
+            source = BucketObjects(cloud_settings(cloud, endpoint), PATIENCE)
         self._fetcher = ObjectFetcher(source, retry=RetryPolicy(attempts=3, max_broken=6), patience=PATIENCE)
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self._wanted = Wanted("o", Extent(self._file.fileno(), 0, len(BODY)), xxhash.xxh64_intdigest(BODY))
@@ -192,10 +191,7 @@ class ObjectAnswers(_Answers):
     def seeds(self) -> Sequence[bytes]:
         if not self._cloud:
             return object_answers()
-        return [*(each for each in object_answers() if b"Location:" not in each), *cloud_errors()]
-
-    def strangers(self) -> Sequence[bytes]:
-        return cloud_refusals()
+        return [*(each for each in object_answers() if b"Location:" not in each), *CLOUD_ERRORS]
 
     def check(self, data: bytes) -> Answer:
         self._serve_next(data)
@@ -218,11 +214,10 @@ class ObjectAnswers(_Answers):
     def _honest(self, request: bytes) -> bytes:
         asked = request.partition(b"Range: bytes=")[2].partition(b"\r\n")[0]
         if not asked:
-            return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+            return _answer(b"200 OK", body=BODY)
         start, last = (int(number) for number in asked.split(b"-"))
-        place = b"Content-Range: bytes %d-%d/%d\r\n" % (start, last, len(BODY))
-        body = BODY[start : last + 1]
-        return b"HTTP/1.1 206 Partial Content\r\n%bContent-Length: %d\r\n\r\n%b" % (place, len(body), body)
+        place = b"Content-Range: bytes %d-%d/%d" % (start, last, len(BODY))
+        return _answer(b"206 Partial Content", place, body=BODY[start : last + 1])
 
 
 class ListingAnswers(_Answers):
@@ -237,10 +232,7 @@ class ListingAnswers(_Answers):
             self._store: Any = CloudStore(cloud_settings(cloud, endpoint)) if cloud else AisStore(endpoint, "b")
 
     def seeds(self) -> Sequence[bytes]:
-        return [cloud_listing(self._cloud), *cloud_errors()] if self._cloud else listing_answers()
-
-    def strangers(self) -> Sequence[bytes]:
-        return cloud_refusals()
+        return [cloud_listing(self._cloud), *CLOUD_ERRORS] if self._cloud else listing_answers()
 
     def check(self, data: bytes) -> Answer:
         self._serve_next(data)

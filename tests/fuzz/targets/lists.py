@@ -3,7 +3,6 @@
 Each reader takes a list or refuses it with an error of ours; what was taken is then used as the command uses it.
 """
 
-import io
 import json
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -19,13 +18,13 @@ from prep.shuffle.key_map import parse_key_map
 from prep.shuffle.request import read_spec
 from prep.sources.record import as_entry
 from tests.fuzz.target import BrokenPromiseError
+from tests.fuzz.targets.files import parquet
 from tests.fuzz.targets.texts import SHARD, Readers
 from tests.shards import make_samples, photo_bytes, table, write_shards
 
 SPECS = ("spec.json", "spec.yaml")
 TABLES = ("t.csv", "t.tsv", "t.json", "t.jsonl", "t.parquet")
 MEMBERS = tuple(f"s{number:05d}.jpg" for number in range(5))
-"""Names of the first members of the samples that key maps assign."""
 
 
 class Lists(Readers):
@@ -34,7 +33,7 @@ class Lists(Readers):
     num_daily = 100
 
     def seeds(self) -> Sequence[bytes]:
-        return [*exclusions(self.folder), *tables(), *key_maps(), *dsort_specs()]
+        return [*exclusions(self.folder), *tables(), *KEY_MAPS, json.dumps(SPEC).encode(), YAML_SPEC]
 
     def readers(self, data: bytes) -> dict[str, Callable[[], Any]]:
         for name in ("bad.tsv", *SPECS, *TABLES):
@@ -65,41 +64,29 @@ def exclusions(folder: Path) -> list[bytes]:
 
 def tables() -> list[bytes]:
     """Tables of photos: CSV, TSV, JSON, JSON lines and Parquet."""
-    import pyarrow
-    import pyarrow.parquet
-
     rows = [{"path": f"{number}.jpg", "label": number, "boxes": [1, 2]} for number in range(3)]
-    stream = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), stream)
+    lines = "\n".join(map(json.dumps, rows)).encode()
     return [
         b"path,label\n0.jpg,0\n1.jpg,1\n",
         b"path\tlabel\n0.jpg\t0\n",
         json.dumps(rows).encode(),
-        "\n".join(map(json.dumps, rows)).encode(),
-        stream.getvalue(),
+        lines,
+        parquet(rows),
     ]
 
 
-def key_maps() -> list[bytes]:
-    """External key maps: JSON, and lines."""
-    return [
-        json.dumps({"cats-{00..09}.tar": ["s00000", "^s0000[1-9]"]}).encode(),
-        b"s00000\tcats-{00..01}.tar\ns00001\tdogs-{00..01}.tar\n",
-    ]
-
-
-def dsort_specs() -> list[bytes]:
-    """A dSort spec in JSON and in YAML."""
-    spec = {
-        "input_bck": {"name": "b"},
-        "input_format": {"template": "s-{0..1}"},
-        "output_format": "o-{0..9}",
-        "input_extension": ".tar",
-        "output_shard_size": "1MB",
-        "algorithm": {"kind": "shuffle", "seed": "7"},
-    }
-    yaml = b"input_bck: {name: b}\ninput_format: {template: 's-{0..1}'}\noutput_format: 'o-{0..9}'\n"
-    return [json.dumps(spec).encode(), yaml + b"input_extension: .tar\noutput_shard_size: 1MB\n"]
+KEY_MAPS = [
+    json.dumps({"cats-{00..09}.tar": ["s00000", "^s0000[1-9]"]}).encode(),
+    b"s00000\tcats-{00..01}.tar\ns00001\tdogs-{00..01}.tar\n",
+]
+SPEC = {
+    "input_bck": {"name": "b"}, "input_format": {"template": "s-{0..1}"}, "output_format": "o-{0..9}",
+    "input_extension": ".tar", "output_shard_size": "1MB", "algorithm": {"kind": "shuffle", "seed": "7"},
+}  # fmt: skip
+YAML_SPEC = (
+    b"input_bck: {name: b}\ninput_format: {template: 's-{0..1}'}\noutput_format: 'o-{0..9}'\n"
+    b"input_extension: .tar\noutput_shard_size: 1MB\n"
+)
 
 
 def _packed(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Requests to the embedded node: it answers in HTTP or hangs up, goes on, and stores nothing that was not sent."""
 
+import contextlib
 import json
 import socket
 import tempfile
@@ -61,14 +62,13 @@ class NodeRequests(Target):
     def _statuses(self, data: bytes) -> list[int]:
         """Send bytes, and read answers until the node hangs up."""
         received = b""
-        with socket.create_connection(("127.0.0.1", self._server.port), timeout=ANSWER_S) as client:
-            try:
-                client.sendall(data)
-                client.shutdown(socket.SHUT_WR)
-                while block := client.recv(1 << 16):
-                    received += block
-            except ConnectionError:
-                pass  # it hung up on a request that it refused
+        address = ("127.0.0.1", self._server.port)
+        # It may hang up on a request that it refuses.
+        with socket.create_connection(address, timeout=ANSWER_S) as client, contextlib.suppress(ConnectionError):
+            client.sendall(data)
+            client.shutdown(socket.SHUT_WR)
+            while block := client.recv(1 << 16):
+                received += block
         return _parsed(received, data)
 
     def _ask(self, method: str, url: str, data: bytes) -> None:
@@ -97,9 +97,8 @@ def _parsed(received: bytes, data: bytes) -> list[int]:
     while received:
         connection = h11.Connection(h11.CLIENT)
         # What was asked decides whether an answer has a body; mutants of HEAD are read until they fail.
-        connection.send(
-            h11.Request(method="HEAD" if data.startswith(b"HEAD") else "GET", target="/", headers=[("Host", "h")])
-        )
+        method = "HEAD" if data.startswith(b"HEAD") else "GET"
+        connection.send(h11.Request(method=method, target="/", headers=[("Host", "h")]))
         connection.send(h11.EndOfMessage())
         connection.receive_data(received)
         connection.receive_data(b"")

@@ -127,10 +127,8 @@ class PhotoBatches(Target):
         for at in judged.problems:
             decoded[at] = np.frombuffer(self._good, np.uint8)
         said = in_child(lambda: self.decode(decoded, orient=orient, num_threads=num_threads))
-        if said == "taken":
-            return "taken"
-        if said == "refused":
-            return "refused"
+        if said in ("taken", "refused"):
+            return "taken" if said == "taken" else "refused"
         raise BrokenPromiseError(
             f"a batch of {batch_size} photos in {num_threads} threads, orient={orient}: {said}",
             files={f"{at:04d}.bin": photo.tobytes() for at, photo in enumerate(decoded)},
@@ -191,14 +189,3 @@ def judged_batch(batch: Sequence[bytes], *, orient: bool) -> Any:
 
     one: Any = OneComponent(places=lambda component: places)
     return judge_photos(decoded, one, {"photo": encoded}, rules=PhotoRules(max_pixels=MAX_PIXELS_IN_A_BATCH))
-
-
-class CrashingBatches(PhotoBatches):
-    """As if a parser of DALI's ended its process at every batch but the unbroken one."""
-
-    def decode(self, batch: list[Any], *, orient: bool, num_threads: int) -> str:
-        os.kill(os.getpid(), signal.SIGFPE)
-        return "taken"
-
-    def seeds(self) -> Sequence[bytes]:
-        return []

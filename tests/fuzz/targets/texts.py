@@ -27,31 +27,6 @@ from tests.shards import npy_bytes
 SHARD = "s-000000.tar"
 
 
-def texts() -> list[bytes]:
-    """One of each kind."""
-    return [class_table(), tuning(), state(), b" 7\n"]
-
-
-def class_table() -> bytes:
-    """A class table as `pack` writes it."""
-    return json.dumps({str(label): f"class {label}" for label in range(1, 6)}).encode()
-
-
-def tuning() -> bytes:
-    """A tuning file of some machine."""
-    with tempfile.TemporaryDirectory(prefix="dali-pipes-seeds-") as folder:
-        path = Path(folder) / "tuning.json"
-        settings = Settings(num_threads=2, prefetch_queue_depth=2, hw_decoder_load=0.5)
-        Tuning(machine=Machine(cpu="some", cores=2, gpu=None), settings=settings).write(path)
-        return path.read_bytes()
-
-
-def state() -> bytes:
-    """A loader's state, in JSON."""
-    order = OrderInputs(seed=7, epoch=2, weights=(0.5, 0.5), epoch_samples=100)
-    return json.dumps(LoaderState(manifest="ab", selection="cd", order=order, delivered=64).to_dict()).encode()
-
-
 class Readers(Target):
     """Every reader of a folder gets every input: a file may lie where another kind is expected."""
 
@@ -92,7 +67,14 @@ class Texts(Readers):
     num_daily = 200
 
     def seeds(self) -> Sequence[bytes]:
-        return texts()
+        """A class table as `pack` writes it, a tuning file of some machine, a loader's state, and a label."""
+        settings = Settings(num_threads=2, prefetch_queue_depth=2, hw_decoder_load=0.5)
+        path = self.folder / "seed.json"
+        Tuning(machine=Machine(cpu="some", cores=2, gpu=None), settings=settings).write(path)
+        order = OrderInputs(seed=7, epoch=2, weights=(0.5, 0.5), epoch_samples=100)
+        state = LoaderState(manifest="ab", selection="cd", order=order, delivered=64).to_dict()
+        classes = {str(label): f"class {label}" for label in range(1, 6)}
+        return [json.dumps(classes).encode(), path.read_bytes(), json.dumps(state).encode(), b" 7\n"]
 
     def readers(self, data: bytes) -> dict[str, Callable[[], Any]]:
         for name in ("tuning.json", "s-classes.json"):
@@ -111,15 +93,8 @@ def _check_classes(folder: Path) -> None:
     classes = read_class_table(LocalStore(folder), "s-")
     assert classes is not None
     none, no_sums = np.zeros(0, np.int64), np.zeros(0, np.uint64)
-    manifest = Manifest(
-        names=[],
-        shard_bytes=none,
-        checksums=no_sums,
-        samples=none,
-        index_bytes=none,
-        index_checksums=no_sums,
-        classes=classes,
-    )
+    columns: Any = {"shard_bytes": none, "samples": none, "index_bytes": none}
+    manifest = Manifest(names=[], checksums=no_sums, index_checksums=no_sums, classes=classes, **columns)
     if Manifest.from_bytes(manifest.to_bytes(), where="m").classes != classes:
         raise BrokenPromiseError("a class table becomes another one in the manifest")
     np.array([*classes], np.int64)
@@ -152,13 +127,8 @@ class Annotations(Target):
         boxes = np.array([[1, 2, 30, 40, 7], [0, 0, 80, 60, 0]])
         lists = {"boxes": boxes[:, :4].tolist(), "labels": boxes[:, 4].tolist()}
         annotations = [{"bbox": [1, 2, 29.5, 38], "category_id": 7}, {"bbox": [], "category_id": 1, "iscrowd": 1}]
-        documents = [json.dumps(document).encode() for document in (lists, annotations)]
-        return [
-            *documents,
-            npy_bytes(boxes.astype(np.float32)),
-            npy_bytes(boxes.astype(">i2")),
-            npy_bytes(np.arange(20)),
-        ]
+        arrays = (boxes.astype(np.float32), boxes.astype(">i2"), np.arange(20))
+        return [*(json.dumps(each).encode() for each in (lists, annotations)), *map(npy_bytes, arrays)]
 
     def check(self, data: bytes) -> Answer:
         array = np.frombuffer(data, np.uint8)
