@@ -1,4 +1,4 @@
-"""The budget of the product: the most lines and modules of each folder. Growth is a decision and no accident.
+"""The budget of product and tests: the most lines and modules of each folder. Growth is a decision and no accident.
 
 Whoever needs more changes the table in the same commit, with the reason in its message; whoever made a folder smaller
 lowers its line. Lines are those of all Python files of the folder itself, modules those without ``__init__.py``.
@@ -84,3 +84,13 @@ def test_sums() -> None:
     """Lines and modules of the whole product."""
     assert sum(lines for lines, _ in MOST.values()) <= SUM_LINES
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
+
+
+TESTS_LINES, FILE_LINES = 40_000, 500
+"""The most lines of all tests, and of one file of them: what finds no fault that another test finds has no place."""
+
+
+def test_tests_are_within_their_budget() -> None:
+    lines = {path: path.read_text().count("\n") for path in (ROOT / "tests").rglob("*.py")}
+    assert sum(lines.values()) <= TESTS_LINES
+    assert not {str(path): number for path, number in lines.items() if number > FILE_LINES}
