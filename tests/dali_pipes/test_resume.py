@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,27 @@ def test_loader_opened_with_a_state_gives_what_load_state_dict_does(
                     for (found,), (expected,) in zip(opened, loaded, strict=True):
                         assert found["key"] == expected["key"]
                         assert all(torch.equal(found[name], expected[name]) for name in ("image", "label"))
+
+
+def test_ranks_go_on_with_a_filter_factors_and_a_fixed_length(shards: Path, samples: list[Sample]) -> None:
+    """Two ranks read what one reads, and so does a resumed job, JSON in between; another selection is refused."""
+
+    def selecting(factor: float) -> dict[str, Any]:
+        where = {"where": lambda columns: columns.labels != 5}
+        return {"select": dp.Select(**where, oversample={1: factor}, epoch_samples=24)}
+
+    (whole,) = open_ranks(shards, 1, 4, **selecting(2))
+    steps = read_steps([whole], samples) + read_steps([whole], samples)
+    assert [len(step) for step in steps] == [4] * 12
+    assert not [ordinal for step in steps for ordinal in step if ordinal % 5 == 4]
+    ranks = open_ranks(shards, 2, 2, **selecting(2))
+    assert read_steps(ranks, samples, 4) == steps[:4]
+    state = json.loads(json.dumps(ranks[0].state_dict()))
+    again = open_ranks(shards, 2, 2, state=state, **selecting(2))
+    assert read_steps(again, samples) + read_steps(again, samples) == steps[4:]
+    with pytest.raises(dp.StateError, match=r"another selection of samples.*pass the same select="):
+        open_ranks(shards, 1, 4, state=state, **selecting(3))
+    close([whole, *ranks, *again])
 
 
 @pytest.mark.parametrize("taken", [4, 7])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dali_pipes as dp
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.find import Mixture
@@ -16,7 +17,8 @@ from dali_pipes.formats.quarantine import Quarantine
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.dali_pipes.data_set.test_mixture import find
-from tests.shards import Sample, write_tar
+from tests.loaders import keys_of, open_loader, substituting
+from tests.shards import Sample, make_samples, with_data, write_shards, write_tar
 
 NUM_SHARDS, PER_SHARD = 4, 5
 
@@ -84,6 +86,34 @@ def test_listed_samples_that_the_loader_does_not_read_are_counted(
     assert "3 of 4 listed samples are in shards that the loader does not read, such as 's-000009.tar'" in caplog.text
     assert excluded_ordinals(part_of(shards, 2, 0), exclude=listed("cat/00\ndog/19\n")).excluded.tolist() == [5]
     assert "1 of 2 listed keys are in shards that the loader does not read, such as 'dog/19'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ("s-000001.tar\tcat/05\n\ns-000001.tar\tcat/01\n", "3: shard 's-000001.tar' has no key 'cat/01'; was the list"),
+        ("cat/00\ndog/19.jpg\ncat/000\n", "2: key 'dog/19.jpg' is not in .* \\(2 such keys .*; expected keys such as"),
+    ],
+)
+def test_listed_key_that_is_not_there_is_named_with_file_and_line(
+    indexed: DataSet, listed: Callable[[str], Path], lines: str, text: str
+) -> None:
+    """A list of other shards of the same names, most likely; or a file's name for a key."""
+    path = listed(lines)
+    with pytest.raises(DataError, match=f"'{path}':{text}"):
+        excluded_ordinals(indexed, exclude=path)
+
+
+def test_bad_sample_of_a_mixture_is_named_with_its_set(small_shards: Path, tmp_path: Path) -> None:
+    """The quarantine names the set; the next job leaves the sample out by it."""
+    samples = with_data(make_samples([(20, 20)] * 5), {2: b"GIF89a"})
+    mixture = dp.Mixture({"small": small_shards, "few": write_shards(tmp_path, samples, per_shard=5)})
+    with open_loader(mixture, bad_samples=substituting(tmp_path)) as loader:
+        list(loader)
+        assert [(bad.shard, bad.key) for bad in loader.bad_samples] == [("few/s-000000.tar", "few/s00002")]
+    with open_loader(mixture, select=dp.Select(exclude=tmp_path / "q.tsv")) as loader:
+        assert loader.num_samples == 23 + 4
+        assert "few/s00002" not in keys_of(loader)
 
 
 def test_lists_of_a_mixture_and_of_its_sets(shards: Path, tmp_path: Path, listed: Callable[[str], Path]) -> None:

@@ -91,6 +91,24 @@ def test_where_never_sees_an_empty_part(tmp_path: Path) -> None:
     assert chosen.excluded.tolist() == [2]
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda columns: np.arange(len(columns)) % 2 == 0,  # by the place in the part
+        lambda columns: columns.labels == columns.labels[-1],  # by another sample
+        lambda columns: np.full(len(columns), len(columns) > PER_SHARD - 1),  # by the number of samples
+    ],
+)
+def test_where_that_looks_at_other_samples_is_refused(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, where: Any
+) -> None:
+    """Its answer would depend on the parts."""
+    monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", PER_SHARD)
+    data_set = DataSet(resolve_shards(shards, endpoint=None))
+    with pytest.raises(ValueError, match=r"judge each sample by that sample alone; of sample '.*' it says .* among 7"):
+        excluded_ordinals(data_set, where=where)
+
+
 def test_column_file_of_another_manifest_or_replaced_is_refused(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

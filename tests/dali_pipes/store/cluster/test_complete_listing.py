@@ -16,6 +16,8 @@ from dali_pipes.store.cluster.access import ClusterMap, Proxies
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.patience import IMPATIENT, Patience, use_patience
 from dali_pipes.store.shard_names import ObjectEntry
+from dali_pipes.store.urls import resolve_shards
+from prep.index import index_shards
 from tests.servers.scripted import scripted
 
 
@@ -141,6 +143,36 @@ def test_listing_is_taken_anew_after_the_cluster_has_changed(
     num_listings = lacking_at_first(monkeypatch, filled)
     assert len(filled.list_all("s-")) == 3
     assert num_listings == [4]
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_listing_without_a_target_that_died_is_refused(
+    impatient: AisStore, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """Its objects are not listed, and no job runs. Before the listing, and while it is taken."""
+    show_maps(monkeypatch, *[(1, "ab")] * looks, (2, "a"))
+    with pytest.raises(StoreError, match="cannot be listed now: a target that was there when this command began"):
+        impatient.list_all("s-")
+
+
+def test_listing_is_taken_again_until_two_agree_or_refused(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = filled.list("s-")
+    listings = [whole[:1], whole[:2], whole, whole]
+    monkeypatch.setattr(AisStore, "list", lambda self, prefix: listings.pop(0))
+    assert filled.list_all("s-") == whole
+    listings += [whole[:num] for num in (0, 1, 2, 3, 1)]
+    with pytest.raises(StoreError, match="5 listings differ, the last ones have 3 and 1 objects"):
+        filled.list_all("s-")
+
+
+def test_index_of_a_bucket_in_a_rebalance_leaves_the_manifest(
+    impatient: AisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient.write("s-manifest.safetensors", b"the good one")
+    say(monkeypatch, "rebalance", [RUNS])
+    with use_patience(IMPATIENT), pytest.raises(StoreError, match="a rebalance of the cluster runs"):
+        index_shards(resolve_shards(f"{impatient.url}/s-", endpoint=impatient.endpoint), overwrite=True)
+    assert impatient.read("s-manifest.safetensors") == b"the good one"
 
 
 def refuse_jobs(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:

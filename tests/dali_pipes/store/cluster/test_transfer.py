@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dali_pipes.errors import StoreError
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.patience import Patience, use_patience
 from prep.embedded.connection import Headers
@@ -145,6 +145,21 @@ def test_write_stream_that_keeps_failing_says_what_and_where(
         AisStore(access.endpoint, "b").access().write_stream("x.tar", _chunks, num_bytes=len(DATA))
     with pytest.raises(StoreError, match="no object"):
         _read(access, "x.tar")
+
+
+def test_write_stream_whose_source_fails_stores_nothing(access: AisStore) -> None:
+    """The error comes through as it is; the next object follows."""
+
+    def broken() -> Iterator[memoryview]:
+        yield next(_chunks())
+        raise DataError("a source changed")
+
+    with pytest.raises(DataError, match="a source changed"):
+        access.write_stream("x.tar", broken, num_bytes=len(DATA))
+    with pytest.raises(StoreError, match="no object"):
+        _read(access, "x.tar")
+    access.write_stream("y.tar", _chunks, num_bytes=len(DATA))
+    assert _read(access, "y.tar") == DATA
 
 
 def test_transfer_that_cannot_be_is_told_at_once(
