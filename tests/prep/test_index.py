@@ -15,10 +15,11 @@ from dali_pipes.data_set.named import name_shards
 from dali_pipes.errors import StoreError
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import ShardIndex
-from dali_pipes.store.urls import resolve_shards
+from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards
 from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
-from tests.shards import make_samples, write_shards, write_tar
+from tests.shards import fill_bucket, make_samples, write_shards, write_tar
 
 NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
 LACKING = NAMES[1]
@@ -63,6 +64,23 @@ def test_index_adds_shards_and_keeps_the_others(folder: Path) -> None:
     write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=50))
     run_prep("index", folder)
     assert name_shards(folder, endpoint=None).names == (*NAMES, "s-000004.tar")
+
+
+def test_a_first_index_of_shards_with_gaps_in_their_numbers_is_refused(folder: Path) -> None:
+    """A part of the pack that was forgotten."""
+    for name in (manifest_name("s-"), LACKING):
+        (folder / name).unlink()
+    refuse("index", folder, expect=f"no shard '{folder}/{LACKING}'; .* its 3 shards have gaps, missing: 1 of 4")
+    run_prep("index", folder, "--allow-missing")
+    run_prep("index", folder)  # a manifest is there, which somebody has accepted
+
+
+def test_index_replaces_a_manifest_that_it_cannot_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Such as one of an earlier version."""
+    (folder / manifest_name("s-")).write_bytes(b"no manifest")
+    run_prep("index", folder)
+    assert "it is replaced" in caplog.text
+    assert name_shards(folder, endpoint=None).names == NAMES
 
 
 def test_index_that_is_killed_leaves_the_manifest_whole(folder: Path) -> None:
@@ -133,6 +151,29 @@ def test_index_that_the_manifest_does_not_list_is_made_anew(folder: Path) -> Non
     index_shards(replace(shards, manifest=None), on_before=before.append)
     assert before == [3]
     assert ShardIndex.from_bytes(path.read_bytes(), where=str(path)).keys == index.keys
+
+
+def test_index_of_a_bucket_goes_on_by_the_checksums_of_the_cluster(folder: Path, bucket: AisStore) -> None:
+    fill_bucket(bucket, folder)
+    before: list[int] = []
+    shards = resolve_shards(f"{bucket.url}/s-", endpoint=bucket.endpoint)
+    data = bucket.read(NAMES[0])
+    bucket.write(NAMES[0], data[:512] + b"4" + data[513:])  # of the same size: another class id
+    manifest = index_shards(shards, on_before=before.append)
+    assert before == [3]
+    assert manifest.checksums.tolist() == index_shards(shards, anew=True).checksums.tolist()
+
+
+def test_times_that_aistore_lists_as_s3_are_not_believed(bucket: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of the last reading: a shard index that was read is newer than the shard that was replaced."""
+    pytest.importorskip("obstore", reason="reads s3:// without AIStore")
+    bucket.create()
+    bucket.write(NAMES[0], b"any")
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(variable, "any")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"{bucket.endpoint}/s3/")
+    listed = open_store(f"s3://{bucket.bucket}/s-", endpoint=None)[0].list("s-")
+    assert [(entry.name, entry.written_ns) for entry in listed] == [(NAMES[0], None)]
 
 
 # --- what verify and info say -----------------------------------------------------------------------------------------

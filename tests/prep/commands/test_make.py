@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, StoreError
 from tests.docs.pages import run_python
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.prep.versions.sets import class_folders
@@ -72,6 +73,60 @@ def test_run_again_writes_only_what_is_lacking(photos: Path, tmp_path: Path) -> 
     _make(*QUICK, photos, out, "--split", SHARES)
     after = _bytes_of(out)
     assert {name: data for name, (data, _) in after.items()} == {name: data for name, (data, _) in made.items()}
+
+
+def test_changed_source_is_an_error_until_overwrite_is_asked_for(photos: Path, tmp_path: Path) -> None:
+    arguments = (*QUICK, photos, tmp_path / "out")
+    _make(*arguments)
+    made = _bytes_of(tmp_path / "out")
+    (photos / "cat" / "40.jpg").write_bytes(photo_bytes(40, 64, 48))
+    _make(*arguments, expect=StoreError, match="holds shards with other content: .*--overwrite")
+    assert _bytes_of(tmp_path / "out") == made
+    found = _json(*arguments, "--overwrite")["sets"]
+    assert [(one["num_samples"], one["was_indexed"]) for one in found] == [(41, False)]
+
+
+def test_bad_data_end_with_1(photos: Path, tmp_path: Path) -> None:
+    """Unless the user allows as many; photos that are kept count."""
+    cut = photos / "cat" / "002.jpg"
+    cut.write_bytes(cut.read_bytes()[:-30])
+    _make(photos, tmp_path / "out", expect=DataError, match=r"1 of 40 records .* cat/002: jpg is cut off")
+    assert _json(*QUICK, photos, tmp_path / "skip", "--on-bad", "skip")["sets"][0]["num_samples"] == 39
+    keep = (photos, tmp_path / "keep", "--on-bad", "keep")
+    assert "bad photos or samples: 1; --max-bad allows them, so the exit code is 0" in _make(*keep).stderr
+    done = _make(*keep, "--max-bad", "0", expect=SystemExit, match="1")
+    assert done.exit_code == 1
+    assert "1 problem, 1 bad sample" in done.stderr
+
+
+def test_split_that_is_not_trained_on_gets_a_graph_for_it(tmp_path: Path) -> None:
+    """Whatever its folder is called: COCO's have a year."""
+    for name in ("Train2017", "Val2017"):
+        class_folders(tmp_path / "in", {name: 1})
+    program = _make(*QUICK, tmp_path / "in", tmp_path / "out").stdout
+    assert '/Train2017-", dp.classification_train(), batch_size=1, seed=0)' in program
+    assert '/Val2017-", dp.classification_eval(), batch_size=1, seed=0, last_batch_policy="PARTIAL")' in program
+    options = (tmp_path / "in", tmp_path / "o2", "--split", SHARES)
+    _make(*QUICK, *options, expect=ValueError, match="has the splits Train2017, Val2017")
+
+
+def test_program_has_the_masks_that_were_named(tmp_path: Path) -> None:
+    """A PNG beside a JPEG is a mask only if the user does not say otherwise."""
+    Image.new("L", (64, 48), 3).save(tmp_path / "a.png")
+    (tmp_path / "a.jpg").write_bytes(photo_bytes(1, 64, 48))
+    (tmp_path / "list.csv").write_text("path,label,depth\na.jpg,cat,a.png\n")
+    command = (
+        *QUICK,
+        tmp_path / "list.csv",
+        tmp_path / "out",
+        "--component",
+        "image=path",
+        "--component",
+        "depth=depth",
+    )
+    assert "dp.classification_train(), " in _make(*command, "--no-masks").stdout
+    assert "dp.segmentation(), " in _make(*command, "--overwrite").stdout
+    assert 'dp.segmentation(mask="depth.png"), ' in _make(*command, "--mask", "depth.png").stdout
 
 
 def test_overwriting_names_the_data_sets_of_an_earlier_split(photos: Path, tmp_path: Path) -> None:

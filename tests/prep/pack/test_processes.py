@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import requests
 
-from dali_pipes.errors import StoreError
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from prep.sources.folders import pets
+from prep.sources.record import Record, Source
+from prep.tar.writer import Range
 from tests.programs import start_python, wait_until
 from tests.shards import encode_photo, make_source, pack, write_pets
 
@@ -116,6 +118,21 @@ def test_pack_by_processes_gives_the_same_bytes_notes_and_reports(store: Store, 
     for num_written in (1, 0):
         assert pack(source, store=store, prefix="made-", max_count=4, jobs=2).num_written == num_written
     assert _contents(store) == _contents(alone)
+
+
+@pytest.mark.usefixtures("_shared")
+def test_pack_by_processes_fails_as_in_one(tmp_path: Path) -> None:
+    """What a worker finds reaches the caller as it is: bad records, and one file of many records that is gone."""
+    out = LocalStore(tmp_path / "out")
+    source = pets(write_pets(tmp_path / "in", {f"Abyssinian_{number}": 1 for number in range(23)}))
+    (tmp_path / "in" / "images" / "Abyssinian_7.jpg").write_bytes(GIF)
+    (tmp_path / "in" / "images" / "Abyssinian_9.jpg").unlink()
+    with pytest.raises(DataError, match=r"2 of 23 records .* bad: Abyssinian_7: .* a GIF.*; Abyssinian_9: .* No such"):
+        pack(source, store=out, max_count=4, jobs=2)
+    parts = [Record(key=f"{n}", components={"jpg": Range(tmp_path / "gone", n, 1)}, label=0) for n in range(23)]
+    with pytest.raises(StoreError, match=r"cannot read '.*/gone': No such file"):
+        pack(Source(name="made up", records=parts, classes={}), store=out, on_bad="skip", jobs=2)
+    assert not out.directory.exists()
 
 
 PEAK = """

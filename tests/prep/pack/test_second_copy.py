@@ -1,6 +1,7 @@
 """A second copy of what is packed: the same bytes, whole or not at all, and finished by running it again."""
 
 import contextlib
+import shutil
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from dali_pipes.errors import StoreError
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
 from prep.pack.target import CopiedTarget
+from prep.sources.record import Record, Source
 from tests.programs import start_python
-from tests.shards import make_source, pack
+from tests.shards import encode_photo, make_source, pack
 
 
 def _contents(store: Store) -> dict[str, bytes]:
@@ -40,6 +42,32 @@ def test_copy_that_is_run_again_has_what_was_lacking_written_where_it_was(store:
     assert _pack(store, copy) == (1, 2)
     assert (copy / "a" / "x-000000.tar").stat() == before
     assert _contents(LocalStore(copy)) == _contents(store)
+
+
+def test_copy_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, copy = LocalStore(tmp_path / "out"), tmp_path / "copy"
+    with pytest.raises(ValueError, match=r"copy must be another directory than that of the pack, got '.*/out' twice"):
+        pack(make_source(3), store=store, copy=copy / ".." / "out")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=10_000))
+    with pytest.raises(StoreError, match=r"copy' has 10000 bytes free, the copy takes 20480 more; name another"):
+        pack(make_source(3), store=store, copy=copy)
+    assert not copy.exists()
+    assert not list(tmp_path.rglob("*.tar"))
+
+
+def test_copy_of_a_pack_that_fails_leaves_no_part(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source file that grows: neither side has the shard, and nothing is left but the record of what is missing."""
+    path = tmp_path / "a.jpg"
+    path.write_bytes(encode_photo())
+    source = Source(name="s", records=[Record(key="a", components={"jpg": path}, label=0)], classes={})
+    monkeypatch.setattr("prep.pack.target.Target.find_stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 900_000))
+    with pytest.raises(DataError, match="source files changed"):
+        pack(source, store=store, copy=tmp_path / "copy")
+    assert [entry.name for entry in store.list("")] == ["samples-written.json"]
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["samples-written.json"]
 
 
 class _Store:

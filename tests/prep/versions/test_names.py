@@ -17,8 +17,8 @@ from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_shards
 from prep.sources.folders import imagefolder
 from tests import loaders
-from tests.prep.versions.sets import Place, class_folders, make_set
-from tests.shards import pack
+from tests.prep.versions.sets import Place, class_folders, copy_set, make_set
+from tests.shards import Sample, pack, write_tar
 
 
 def shards_of(url: str, **options: Any) -> tuple[str, ...]:
@@ -43,6 +43,17 @@ def test_a_prefix_a_directory_and_a_glob_name_versions(local: Place, more: Path,
         found = compare_shards(f"{url}{version}", endpoint=None)
         assert (found.missing, found.beyond) == ([], [])
     assert list_shards(f"{url}@1", endpoint=None).names == old
+
+
+def test_names_that_end_like_versions(local: Place, tmp_path: Path) -> None:
+    """A directory may be called so. The beginning of shards' names is taken for a version."""
+    copy_set(local, Place(f"{tmp_path}/set@2/s-", None))
+    assert name_shards(f"{tmp_path}/set@2", endpoint=None).store.url == f"{tmp_path}/set@2"
+    write_tar(tmp_path / "x@2-000000.tar", [Sample("a", {"txt": b"1"})])
+    for read in (name_shards, list_shards):
+        with pytest.raises(StoreError, match="there is no manifest, so there are no versions"):
+            read(f"{tmp_path}/x@2", endpoint=None)
+    assert shards_of(f"{tmp_path}/x@2-{{000000..000000}}.tar") == ("x@2-000000.tar",)
 
 
 def test_versions_without_a_newest_are_refused(local: Place, more: Path) -> None:

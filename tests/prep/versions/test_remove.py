@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dali_pipes as dp
+from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.named import list_shards, name_shards
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest
@@ -16,7 +17,7 @@ from dali_pipes.formats.names import manifest_name, version_name
 from prep.inspect.info import describe_set
 from prep.inspect.verify import verify
 from tests.prep.commands.calls import json_of_prep, run_prep
-from tests.prep.versions.sets import Place
+from tests.prep.versions.sets import Place, copy_set
 from tests.prep.versions.test_add import NEW_KEYS, OLD_KEYS
 from tests.shards import read_tar
 
@@ -77,6 +78,16 @@ def test_removed_samples_are_in_no_epoch(place: Place, more: Path) -> None:
     assert len({place.open(f"@{version}").manifest.digest for version in (1, 2, 3)}) == 3
 
 
+def test_removal_goes_with_choices_and_mixtures(local: Place) -> None:
+    local.remove("cat/000")
+    url = local.url
+    assert read_keys(url, select=dp.Select(where=lambda columns: columns.labels == 0)) == ["cat/001"]
+    assert sorted(read_keys(url, select=dp.Select(oversample={0: 3, 1: 0}))) == ["cat/001"] * 3 + OLD_KEYS[4:]
+    mixed = read_keys(dp.Mixture({"new": url, "old": f"{url}@1"}), shuffle=False)
+    assert sorted(mixed) == sorted([*(f"new/{key}" for key in OLD_KEYS[1:]), *(f"old/{key}" for key in OLD_KEYS)])
+    assert read_keys(f"{url}000000.tar") == ["cat/001"]
+
+
 def test_a_listed_shard_and_a_list_of_keys_are_removed(local: Place, tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_text("# seen\ns-000000.tar\tcat/001\nowl/000\n")
     report = local.remove(lists=[tmp_path / "bad.txt"], shards=["s-000001.tar"])
@@ -87,6 +98,24 @@ def test_a_listed_shard_and_a_list_of_keys_are_removed(local: Place, tmp_path: P
     assert whole.labels == {"min": 0, "max": 2}
     again = local.remove("owl/000", shards=["s-000001.tar"])
     assert (again.version, again.num_removed, again.num_removed_shards) == (2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "expected"),
+    [
+        ({"keys": ["cat/9"]}, DataError, "^--key: key 'cat/9' is not in .*; name other keys$"),
+        ({"shards": ["s-000009.tar"]}, DataError, "no shard 's-000009.tar' in .*, version 1; expected names such as"),
+        ({"keys": OLD_KEYS}, ValueError, "none of the 6 samples of .* is left"),
+        ({"shards": [f"s-00000{row}.tar" for row in range(3)]}, ValueError, "no sample of .* is left without these"),
+    ],
+)
+def test_impossible_removals_write_nothing(
+    local: Place, options: dict[str, Any], error: type[Exception], expected: str
+) -> None:
+    before = local.objects()
+    with pytest.raises(error, match=expected):
+        local.remove(*options.get("keys", ()), shards=options.get("shards", ()))
+    assert local.objects() == before
 
 
 def test_info_and_verify_see_the_rest(local: Place) -> None:
@@ -103,6 +132,33 @@ def test_info_and_verify_see_the_rest(local: Place) -> None:
     assert (report.num_samples, report.num_bad_samples, report.counts["photo"]) == (5, 0, 0)
     info = describe_set(shards)
     assert (info.num_samples, info.class_counts, info.photos["jpg"].num_photos) == (5, {0: 1, 1: 2, 2: 2}, 5)
+
+
+def test_added_shards_that_are_named_alone_are_without_removed_samples(place: Place, more: Path) -> None:
+    """Their names share more text than the manifest's prefix; to index them anew would bring the samples back."""
+    place.add(more, max_count=1)
+    place.remove("bee/050")
+    names = [name for name in place.newest().manifest.names if "-add-" in name]
+    shards = [place.store.locate(name) for name in names]
+    for urls in (shards, f"{place.url}add-", *([[f"{place.url}add-*.tar"]] if place.endpoint is None else [])):
+        data_set = DataSet(name_shards(urls, endpoint=place.endpoint))
+        assert (data_set.whole.version, data_set.manifest.num_kept) == (3, 1)
+        with pytest.raises(DataError, match="still hold samples that were removed"):
+            list_shards(urls, endpoint=place.endpoint)
+    place.remove(shards=[names[1]])
+    with pytest.raises(DataError, match=f"lists 4 shards, not '{names[1]}'"):
+        DataSet(name_shards([shards[1]], endpoint=place.endpoint))
+
+
+def test_a_list_of_data_sets_is_refused_where_samples_were_removed(local: Place, tmp_path: Path) -> None:
+    """Several data sets have no manifest in common, so nothing would say which samples were removed."""
+    other = copy_set(local, Place(f"{tmp_path}/other/s-", None))
+    other.remove("cat/000")
+    for url in (f"{local.url}@1", other.url):
+        with pytest.raises(ValueError, match=r"removed samples, and 1 more URLs are named; name it alone, or make a"):
+            name_shards([url, f"{tmp_path}/third/s-000000.tar"], endpoint=None)
+    parts = [f"{other.url}000000.tar", f"{other.url}000001"]
+    assert DataSet(name_shards(parts, endpoint=None)).manifest.num_kept == 3
 
 
 def test_what_reads_whole_shards_refuses_removed_samples(local: Place) -> None:

@@ -12,8 +12,10 @@ import pytest
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster import listing
+from prep.sources.folders import imagefolder
+from prep.versions.add import add
 from tests.prep.versions.sets import Place, StoppedError, class_folders, copy_set, stopped_at
-from tests.prep.versions.test_add import OLD_KEYS
+from tests.prep.versions.test_add import NEW_KEYS, OLD_KEYS
 
 _DATES = re.compile(rb"20[0-9]{2}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z")
 
@@ -89,6 +91,21 @@ def elsewhere(place: Place, tmp_path: Path, name: str) -> Place:
         return Place(f"{tmp_path}/{name}/s-", None)
     bucket = place.url.removeprefix("ais://").partition("/")[0]
     return Place(f"ais://{bucket[:40]}{name}/s-", place.endpoint)
+
+
+def test_of_two_writers_one_is_told(place: Place, more: Path, tmp_path: Path) -> None:
+    """Both began with version 1. The second says so, keeps its shards, and needs only be run again."""
+    other = class_folders(tmp_path / "other", {"owl": 1}, first=70)
+    old = place.newest()
+    add(imagefolder(more), old, command="dali-pipes prep add more")
+    told = r"another command wrote version 2 of '.*' meanwhile: dali-pipes prep add more, 20.*run it again"
+    with pytest.raises(StoreError, match=told):
+        add(imagefolder(other), old)
+    assert place.keys() == [*OLD_KEYS, *NEW_KEYS]
+    report = place.add(other)
+    assert report.packed is not None
+    assert (report.version, report.packed.num_written) == (3, 0)
+    assert place.keys() == [*OLD_KEYS, *NEW_KEYS, "owl/070"]
 
 
 def test_many_writers_at_a_time_lose_nothing(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
