@@ -95,19 +95,15 @@ def test_bad_data_end_with_1(photos: Path, tmp_path: Path) -> None:
     keep = (photos, tmp_path / "keep", "--on-bad", "keep")
     assert "bad photos or samples: 1; --max-bad allows them, so the exit code is 0" in _make(*keep).stderr
     done = _make(*keep, "--max-bad", "0", expect=SystemExit, match="1")
-    assert done.exit_code == 1
     assert "1 problem, 1 bad sample" in done.stderr
 
 
 def test_split_that_is_not_trained_on_gets_a_graph_for_it(tmp_path: Path) -> None:
     """Whatever its folder is called: COCO's have a year."""
-    for name in ("Train2017", "Val2017"):
-        class_folders(tmp_path / "in", {name: 1})
+    class_folders(tmp_path / "in", {"Train2017": 1, "Val2017": 1})
     program = _make(*QUICK, tmp_path / "in", tmp_path / "out").stdout
     assert '/Train2017-", dp.classification_train(), batch_size=1, seed=0)' in program
     assert '/Val2017-", dp.classification_eval(), batch_size=1, seed=0, last_batch_policy="PARTIAL")' in program
-    options = (tmp_path / "in", tmp_path / "o2", "--split", SHARES)
-    _make(*QUICK, *options, expect=ValueError, match="has the splits Train2017, Val2017")
 
 
 def test_program_has_the_masks_that_were_named(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """``--part I/N``: processes that share only the store make together what one makes."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
 from tests.prep.versions.sets import class_folders
@@ -49,6 +51,9 @@ def test_parts_of_a_pack_make_the_whole(tmp_path: Path, total: int) -> None:
 def test_parts_of_an_index_are_merged_to_the_whole(directory: Path) -> None:
     run_prep("index", directory)
     whole = contents(directory)
+    for command in ("index", "verify"):
+        assert "nothing to do: part 7/8 of '" in run_prep(command, directory, "--part", "7/8").stdout
+    assert contents(directory) == whole
     for path in directory.glob("*.safetensors"):
         path.unlink()
     for number in (2, 1):
@@ -74,6 +79,30 @@ def test_merge_refuses_an_index_of_another_shard(directory: Path) -> None:
     said = refused("index", directory, "--merge")
     assert "samples-000002.index.safetensors' is the index of other bytes than the shard has now" in said
     assert "index the shard again" in said
+
+
+def test_merge_in_a_bucket_reads_no_shard(bucket: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(make_source(43), store=bucket, max_count=10)
+    command = ("index", f"{bucket.url}/samples-", "--endpoint", bucket.endpoint)
+    run_prep(*command)
+    whole = bucket.read("samples-manifest.safetensors")
+    bucket.delete("samples-manifest.safetensors")
+    monkeypatch.setattr(AisStore, "open", None)
+    run_prep(*command, "--merge")
+    assert bucket.read("samples-manifest.safetensors") == whole
+
+
+def test_parts_of_verify_read_all_shards_once(directory: Path) -> None:
+    """Each finding is told once; what concerns the set, by the first part."""
+    run_prep("index", directory)
+    path = directory / "samples-000001.tar"
+    path.write_bytes(path.read_bytes()[:-2048])
+    (directory / "samples-000004.tar").unlink()
+    verified = ("verify", directory, "--decoder", "pillow", "--workers", "1", "--json", "--part")
+    found = [json.loads(call_prep(*verified, part).stdout) for part in ("1/2", "2/2")]
+    assert [one["num_shards"] for one in found] == [2, 2]
+    assert [any(one["kind"] == "gone" for one in part["findings"]) for part in found] == [True, False]
+    assert [any(one["shard"] == path.name for one in part["findings"]) for part in found] == [False, True]
 
 
 def test_parts_of_a_transform_make_the_whole(directory: Path, tmp_path: Path) -> None:

@@ -56,10 +56,12 @@ def test_a_resized_photo_is_the_average_of_its_areas(size: tuple[int, int]) -> N
     assert np.abs(found.mean(axis=(0, 1)) - expected.mean(axis=(0, 1))).max() < 0.7
 
 
-def test_the_same_photo_gives_the_same_bytes_of_a_baseline_jpeg() -> None:
+def test_the_same_photo_gives_the_same_bytes_of_a_baseline_jpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # no limit here, and left as it is
     data = photo_bytes(2, 400, 300, progressive=True)
     copy = small(data, max_side=100)
     assert copy == small(data, max_side=100) != small(data, max_side=100, quality=80)
+    assert Image.MAX_IMAGE_PIXELS == 100
     details = photo_details(copy)
     assert details is not None
     assert (details.is_for_hardware, details.subsampling) == (True, "4:2:0")

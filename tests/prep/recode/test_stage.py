@@ -152,6 +152,10 @@ def test_photos_of_phones_are_named_and_converted(tmp_path: Path) -> None:
     (folder / "IMG_4.JPG").write_bytes(photo_bytes(4, 90, 60))
     text = r"IMG_1: heic holds a HEIC, expected JPEG.*\(to make it a JPEG: prep make or pack --convert\)"
     run_prep("pack", "photos", folder, tmp_path / "a", expect=DataError, match=text)
+    (folder / "IMG_5.avif").write_bytes(image_bytes(photo, "AVIF")[:200])
+    text = r"1 of 5 .*: IMG_5: avif cannot be decoded: \w[^<]*holds an AVIF, expected((?!--convert).)*$"  # nor BytesIO
+    run_prep("pack", "photos", folder, tmp_path / "a", "--convert", expect=DataError, match=text)
+    (folder / "IMG_5.avif").unlink()
     document = json_of_prep("pack", "photos", folder, tmp_path / "a", "--convert", "--short-side", "30")
     assert document["recoded"][0]["counts"] == {"converted": 3, "resized": 1}
     found = members(tmp_path / "a" / "samples-000000.tar")

@@ -67,6 +67,15 @@ def test_photos_keep_their_bytes_and_labels_get_the_names_of_the_metadata(tmp_pa
     assert again.num_written == 0
 
 
+def test_photo_that_is_only_a_path_is_a_file_beside_the_parquet_file(tmp_path: Path) -> None:
+    (tmp_path / "x.JPG").write_bytes(encode_photo())
+    rows = [{"image": {"bytes": None, "path": name}, "label": 0} for name in ("x.JPG", "gone.jpg")]
+    source = hf([write_hf(tmp_path / "a.parquet", rows)])
+    with pytest.raises(DataError, match=rf"1 of 2 records .* a/000001: jpg: cannot read '{tmp_path}/gone\.jpg'"):
+        pack(source, store=LocalStore(tmp_path / "out"))
+    assert pack(source, store=LocalStore(tmp_path / "out"), on_bad="skip").num_samples == 1
+
+
 def test_other_columns_become_the_components_that_are_asked_for(tmp_path: Path) -> None:
     """The photo need not be named again; a mask is checked as a mask."""
     rows = [{**row, "annotation": {"bytes": encode_mask(), "path": None}} for row in _rows(3)]

@@ -39,6 +39,9 @@ def test_pets_record_with_a_missing_part_is_skipped_and_named(tmp_path: Path) ->
     assert [record.key for record in source.records] == list(NAMES)
     missing = ["boxer_1: no photo and no trimap", "boxer_2: no trimap", "unlisted_3: no row in list.txt"]
     assert list(source.skipped) == missing
+    trimaps.rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"no such directory: '.*annotations/trimaps'"):
+        pets(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,16 @@ def test_imagefolder_skips_and_names_what_is_no_photo(tmp_path: Path) -> None:
         "a/notes.txt: .txt: not a photo by its extension",
     ]
     assert source.classes == {0: "a"}  # an empty class has no id
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    """A file's and a class's, with the bytes that are not."""
+    folder = write_photos(tmp_path / "in" / "cat", os.fsdecode(b"caf\xe9.jpg"))
+    with pytest.raises(DataError, match=r"the name of file '.*/cat/caf\\xe9\.jpg' is not UTF-8"):
+        pack(imagefolder(tmp_path / "in"), store=LocalStore(tmp_path / "out"))
+    folder.rename(folder.with_name(os.fsdecode(b"c\xe0t")))
+    with pytest.raises(DataError, match=r"the name of class 0 is not UTF-8: 'c\\xe0t'; rename it"):
+        pack(imagefolder(tmp_path / "in"), store=LocalStore(tmp_path / "out"))
 
 
 def test_imagefolder_dot_in_a_name_is_a_dash_in_the_key_and_noted(tmp_path: Path) -> None:

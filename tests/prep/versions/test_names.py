@@ -53,7 +53,6 @@ def test_names_that_end_like_versions(local: Place, tmp_path: Path) -> None:
     for read in (name_shards, list_shards):
         with pytest.raises(StoreError, match="there is no manifest, so there are no versions"):
             read(f"{tmp_path}/x@2", endpoint=None)
-    assert shards_of(f"{tmp_path}/x@2-{{000000..000000}}.tar") == ("x@2-000000.tar",)
 
 
 def test_versions_without_a_newest_are_refused(local: Place, more: Path) -> None:

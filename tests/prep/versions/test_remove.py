@@ -100,21 +100,16 @@ def test_a_listed_shard_and_a_list_of_keys_are_removed(local: Place, tmp_path: P
     assert (again.version, again.num_removed, again.num_removed_shards) == (2, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "expected"),
-    [
-        ({"keys": ["cat/9"]}, DataError, "^--key: key 'cat/9' is not in .*; name other keys$"),
-        ({"shards": ["s-000009.tar"]}, DataError, "no shard 's-000009.tar' in .*, version 1; expected names such as"),
-        ({"keys": OLD_KEYS}, ValueError, "none of the 6 samples of .* is left"),
-        ({"shards": [f"s-00000{row}.tar" for row in range(3)]}, ValueError, "no sample of .* is left without these"),
-    ],
-)
-def test_impossible_removals_write_nothing(
-    local: Place, options: dict[str, Any], error: type[Exception], expected: str
-) -> None:
+def test_impossible_removals_write_nothing(local: Place) -> None:
     before = local.objects()
-    with pytest.raises(error, match=expected):
-        local.remove(*options.get("keys", ()), shards=options.get("shards", ()))
+    for keys, shards, expected in (
+        (["cat/9"], [], "^--key: key 'cat/9' is not in .*; name other keys$"),
+        ([], ["s-000009.tar"], "no shard 's-000009.tar' in .*, version 1; expected names such as"),
+        (OLD_KEYS, [], "none of the 6 samples of .* is left"),
+        ([], [f"s-00000{row}.tar" for row in range(3)], "no sample of .* is left without these"),
+    ):
+        with pytest.raises((DataError, ValueError), match=expected):
+            local.remove(*keys, shards=shards)
     assert local.objects() == before
 
 
