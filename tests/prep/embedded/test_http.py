@@ -154,6 +154,29 @@ def test_connection_without_a_request_is_closed_but_not_a_slow_one(tmp_path: Pat
         assert node.storage.read("b", "a") == b"data"
 
 
+@pytest.mark.parametrize("end", ["goes", "stops"])
+def test_client_that_goes_or_stops_within_a_body_leaves_the_old_object(tmp_path: Path, end: str) -> None:
+    """One that stops is hung up on; half a body becomes no object, and no file of it stays."""
+
+    def before(handler: NodeConnection) -> None:
+        handler.body_timeout_s = 0.1 if end == "stops" else 300.0
+
+    def half_written() -> list[Path]:
+        return [path for path in tmp_path.glob("scratch/*/*") if path.name != ".lock"]
+
+    with node_server(tmp_path, before_request=before) as node:
+        node.storage.create_bucket("b")
+        node.storage.write("b", "a", [b"old"])
+        with socket.create_connection(("127.0.0.1", node.port), timeout=60) as client:
+            client.sendall(HALF_A_BODY)
+            if end == "stops":
+                assert client.recv(1) == b""
+            else:
+                wait_until(lambda: len(half_written()) == 1)
+        wait_until(lambda: half_written() == [])
+        assert node.storage.read("b", "a") == b"old"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

@@ -151,6 +151,9 @@ def test_kinds_of_photos_are_counted(tmp_path: Path) -> None:
     }
     assert photo.num_for_hardware == 3
     assert photo.num_turned == 1
+    assert photo.height is not None
+    assert photo.height.greatest == 40  # upright
+    assert "turned: 1 by their EXIF orientation; graphs give them upright" in call(tmp_path).stdout
     assert photo.pixels is not None
     assert (photo.pixels.num_photos, photo.pixels.num_undecodable) == (5, 2)
 

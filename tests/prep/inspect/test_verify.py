@@ -12,9 +12,11 @@ from click.testing import Result
 from PIL import Image
 
 import dali_pipes as dp
+from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import PipesError, StoreError, printable
 from dali_pipes.formats.names import index_name
 from dali_pipes.formats.quarantine import read_exclusions
+from dali_pipes.formats.sample_columns import SampleColumns
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.inspect.verify import VerifyReport, verify
@@ -33,6 +35,7 @@ from tests.shards import (
     write_shards,
     write_tar,
 )
+from tests.simulated import read_column_file
 from tests.turned_photos import slope, turned_photo
 
 REPOSITORY = Path(__file__).parents[3]
@@ -272,6 +275,53 @@ def test_shards_that_were_changed_since(indexed: Path) -> None:
     assert set(second) == {"manifest", "index", "columns"}
     assert second["index"].startswith("its index 's-000001.index.safetensors' says something else than the shard holds")
     assert second["columns"].startswith("the column file has other keys than the shard")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind", "text"),
+    [
+        ("s-manifest.safetensors", b"no manifest", "manifest", "expected a dali-pipes manifest"),
+        ("s-columns.safetensors", b"no columns", "columns", "s-columns.safetensors"),
+        ("s-classes.json", b"[]", "manifest", "class table"),
+        ("s-000001.index.safetensors", b"no index", "index", "is not the one that the manifest lists"),
+        ("s-000001.index.safetensors", None, "index", "does not exist; index the shards anew"),
+    ],
+)
+def test_file_beside_the_shards_that_is_damaged_or_gone(
+    indexed: Path, name: str, data: bytes | None, kind: str, text: str
+) -> None:
+    """One finding, and the shards are verified all the same."""
+    (indexed / name).unlink(missing_ok=True)
+    if data is not None:
+        (indexed / name).write_bytes(data)
+    report = run(indexed)
+    assert [(finding.kind, text in finding.text) for finding in report.findings] == [(kind, True)]
+    assert report.num_decoded == 8
+
+
+def test_column_file_with_other_labels(indexed: Path) -> None:
+    """A whole file that says something else than the shards: loaders would give its labels."""
+    manifest = find_manifest(resolve_shards(indexed, endpoint=None))
+    assert manifest is not None
+    path = indexed / "s-columns.safetensors"
+    columns = read_column_file(path.read_bytes(), manifest=manifest)
+    changed = SampleColumns(keys=columns.keys, labels=np.array([1, 2, 3, 5]), has=columns.has)
+    path.write_bytes(changed.to_bytes(manifest=manifest.shards_digest))
+    ((kind, _, _, text),) = found(run(indexed))
+    assert (kind, text.partition(";")[0]) == ("columns", "the column file has other labels than the shard")
+
+
+def test_masks_are_what_the_caller_says(tmp_path: Path) -> None:
+    """A depth map beside a photo looks like a mask by its name."""
+    depth = image_bytes(np.ones((33, 40), np.uint16))
+    write_shards(tmp_path, samples_with("trimap.png", depth), per_shard=5, index=False)
+    for options, components in (
+        ((), {"trimap.png"}),
+        (("--no-masks",), set()),
+        (("--mask", "image.jpg"), {"image.jpg"}),
+    ):
+        answer = json.loads(call(tmp_path, *options, "--json").stdout)
+        assert {one["component"] for one in answer["findings"] if one["kind"] == "mask"} == components
 
 
 def test_quarantine_is_what_a_loader_takes(tmp_path: Path) -> None:

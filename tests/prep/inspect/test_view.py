@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.inspect.contact_sheet import CELL_GAP, HEADER, MARGIN, TILE, TILE_GAP, draw_sheet, overlaid
@@ -48,6 +49,13 @@ def test_picture_has_the_samples_that_were_asked_for(tmp_path: Path) -> None:
     assert call(tmp_path, out, "--num", "2").stdout.startswith("drew 2 samples of 4, ")
     with Image.open(out) as picture:
         assert picture.height == sheet.picture.height
+    for wrong, text in (
+        ({"keys": ["k1", "zebra"]}, "no sample of '.*s-' has key 'zebra'"),
+        ({"labels": ["bird"]}, r"no class 'bird' in '.*s-' \(found: 'cat', 'dog'\)"),
+        ({"photo": "jpg"}, r"tar', key 'k\d': no component 'jpg' to show \(found: bmp, cls, mask.png\)"),
+    ):
+        with pytest.raises(DataError, match=text):
+            draw_sheet(shards, ShowOptions(**{"num": 4} | wrong))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
