@@ -113,6 +113,16 @@ def test_loader_waits_for_a_node_that_restarts(tmp_path: Path, caplog: pytest.Lo
     )
 
 
+def test_a_cluster_that_is_away_at_the_start_is_waited_for_if_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with restarting(tmp_path / "node", caplog) as (endpoint, restart):
+        filled(endpoint, tmp_path / "shards")
+        restart()
+        with loader_of(endpoint, tmp_path, start_patience_s=60) as loader:
+            assert len(rows_of(iter(loader))) == 20
+
+
 def test_loader_that_waited_in_vain_says_how_to_go_on(tmp_path: Path) -> None:
     """And does: a new loader continues at the exact next sample."""
     with embedded_node.start(tmp_path / "node") as node:

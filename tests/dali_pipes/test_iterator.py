@@ -29,6 +29,21 @@ def test_batches_can_be_held(small_shards: Path) -> None:
             assert torch.equal(kept["image"], batch["image"])
 
 
+def test_shard_that_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
+    """The error is raised once, and the epoch goes on where it stopped. A missing shard: a link to nowhere."""
+    shards = write_shards(tmp_path, make_samples([(30, 30)] * 6), per_shard=3)
+    path = tmp_path / "s-000001.tar"
+    path.rename(tmp_path / "hidden")
+    path.symlink_to(tmp_path / "nowhere")
+    with open_loader(shards / "s-{000000..000001}.tar", batch_size=3, shuffle=False) as loader:
+        seen = loaders.keys_of([next(loader)])
+        with pytest.raises(dp.StoreError, match=r"s-000001.tar"):
+            next(loader)
+        path.unlink()
+        (tmp_path / "hidden").rename(path)
+        assert seen + loaders.keys_of(loader) == [f"s{number:05d}" for number in range(6)]
+
+
 def test_labels_contiguous_count_from_zero(tmp_path: Path) -> None:
     """Class ids 10, 20, 30 of the class table become 0, 1, 2; without a table the error says so."""
     made = make_samples([(20, 20)] * 6)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 import dali_pipes as dp
+from dali_pipes import opening
 from dali_pipes.formats.names import index_name
 from tests import loaders
 from tests.shards import make_samples, write_shards
@@ -49,6 +51,25 @@ def test_bad_arguments_are_refused(small_shards: Path, options: dict, text: str)
     """Refused with the value in the text."""
     with pytest.raises((ValueError, TypeError), match=text):
         open_loader(small_shards, **options)
+
+
+def test_shuffle_of_all_that_memory_does_not_hold_is_refused(
+    small_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "available_memory", lambda: 22)
+    with pytest.raises(ValueError, match=r"window_bytes='all' permutes 23 samples .* 22 are available; pass shuffle="):
+        open_loader(small_shards)
+    open_loader(small_shards, shuffle=dp.Shuffle(window_bytes=20_000)).close()
+
+
+def test_refused_graph_ends_the_fetches_that_have_begun(small_shards: Path, tmp_path: Path) -> None:
+    """No thread, and no shard that is being filled, is left."""
+    opened = partial(open_loader, small_shards, cache=dp.Cache(directory=tmp_path))
+    with pytest.raises(dp.DataError, match=r"component 'depth\.png'"):
+        opened(graph=lambda components, random: {"depth": components["depth.png"]})
+    assert not [thread for thread in threading.enumerate() if thread.name == "dali-pipes-fetch"]
+    with opened() as loader:
+        assert len(loaders.keys_of(loader)) == 23
 
 
 class _InWorker:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
+from dali_pipes.store.local import LocalFetcher
 from tests.dali_pipes.test_contract import graph
+from tests.programs import wait_until
 from tests.shards import samples_and_shards
 
 KEYS = [f"s{i:05d}" for i in range(31)]
@@ -121,3 +123,31 @@ def test_close_beside_a_running_use_waits_for_it(loader: dp.Loader, waiting: Cal
     assert not closing.is_alive()
     with pytest.raises(ValueError, match="this loader is closed"):
         next(loader)
+
+
+def test_close_ends_a_wait_for_shards(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits for a store that does not answer has an error; neither it nor close() waits on."""
+    is_asked = threading.Event()
+
+    def fetch(self: LocalFetcher, wanted: Any, *, stopped: Callable[[], bool], **options: Any) -> bool:
+        is_asked.set()
+        wait_until(stopped)
+        return False
+
+    monkeypatch.setattr(LocalFetcher, "fetch", fetch)
+    loader = dp.loader(shards, graph, batch_size=2, device="cpu", cache=dp.Cache(directory=tmp_path))
+    errors: list[Exception] = []
+
+    def read() -> None:
+        try:
+            next(loader)
+        except Exception as exc:  # noqa: BLE001 (the test looks at it)
+            errors.append(exc)
+
+    def close() -> None:
+        wait_until(lambda: loader.delivery._uses)
+        assert is_asked.wait(60)
+        loader.close()
+
+    in_threads(read, close)
+    assert "closed" in str(errors[0])

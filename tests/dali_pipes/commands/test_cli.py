@@ -38,6 +38,13 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1].strip() == "loaded:"
 
 
+@pytest.mark.parametrize("program", ["prep", "bench"])
+def test_packages_are_the_same_commands(program: str) -> None:
+    done = run("-m", program, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"Usage: dali-pipes {program} " in done.stdout
+
+
 def test_a_module_of_the_users_is_not_taken_for_ours(tmp_path: Path) -> None:
     """With `python -m`, the current folder comes first: the file in the way is named, and not run."""
     (tmp_path / "prep.py").write_text("raise SystemExit('not ours')")

@@ -61,6 +61,15 @@ def test_log_shows_escapes_and_a_traceback_keeps_its_lines() -> None:
     assert all(line.isprintable() and SECRET not in line for line in lines)
 
 
+@pytest.mark.parametrize("command", ["profile", "tune"])
+def test_measuring_refuses_what_it_could_not_write_before_it_runs(
+    tmp_path: Path, command: str, capsys: Captured
+) -> None:
+    """Before the minutes that it takes: even the shards are not looked for."""
+    assert main([command, f"{tmp_path}/shards", "-o", f"{tmp_path}/no/it.json"]) == 2
+    assert f"directory '{tmp_path}/no'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

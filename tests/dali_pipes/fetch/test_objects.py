@@ -46,6 +46,8 @@ def test_fault_of_each_kind_is_recovered_from(store: AisStore, kind: str, caplog
     with faulty(store.endpoint, rate=1, kinds=[kind], max_faults=2, stall_s=60) as proxy:
         fetch_through(proxy, store, **({"retry": PROMPT} if is_stall else {}))
         assert proxy.faults == {kind: 2}
+        if kind in ("short", "stall_body"):  # it goes on where it broke
+            assert not str(proxy.seen[-1].headers["Range"]).startswith(("None", "bytes=0-"))
     retries = [record.getMessage() for record in caplog.records]
     assert len(retries) == 2 or (is_stall and len(retries) > 2)
     assert all(store.locate("a/x.tar") in text and "the next in" in text for text in retries)

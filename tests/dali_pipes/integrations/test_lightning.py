@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
+from dali_pipes.epoch import LoaderEpochs
 
 pytestmark = [
     # Lightning's advice about loggers and checkpoints, and what it calls of torch's that is going to change.
@@ -51,6 +52,34 @@ def test_fit_resumed_from_a_checkpoint_has_the_unbroken_runs_losses(
     for step in checkpoints:
         resumed = runs.fit(small_shards, tmp_path, ckpt=tmp_path / f"step={step}.ckpt", **options)
         assert resumed.steps == whole.steps[step:], f"after step {step}"
+
+
+def test_resumed_train_loader_is_opened_where_it_goes_on(
+    runs: Any, small_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stages nothing of epoch 0's start. A checkpoint of other data is refused; one that is only tested is not where
+    the next fit begins.
+    """
+    whole = runs.fit(small_shards, tmp_path, callbacks=[runs.every_step(tmp_path)], max_epochs=1)
+    begun: list[tuple[int, int]] = []
+    begin = LoaderEpochs.begin
+
+    def recorded(self: LoaderEpochs, epoch: int, *, start: int) -> None:
+        begun.append((epoch, start))
+        begin(self, epoch, start=start)
+
+    monkeypatch.setattr(LoaderEpochs, "begin", recorded)
+    data = runs.make_data(small_shards, val=None, test=runs.evaluation(small_shards))
+    resumed = runs.fit(small_shards, tmp_path, ckpt=tmp_path / "step=2.ckpt", data=data, max_epochs=1)
+    assert (resumed.steps, begun[0]) == (whole.steps[2:], (0, 10))
+    runs.make_trainer(tmp_path).test(resumed, datamodule=data, ckpt_path=tmp_path / "step=2.ckpt", verbose=False)
+    begun.clear()
+    assert runs.fit(small_shards, tmp_path, data=data, max_epochs=1).steps == whole.steps
+    assert begun[0] == (0, 0)
+    other = runs.make_data(small_shards, seed=5)
+    with pytest.raises(dp.StateError, match="the state has seed=4, this loader seed=5; pass the state's"):
+        runs.fit(small_shards, tmp_path, ckpt=tmp_path / "step=2.ckpt", data=other, max_epochs=1)
+    assert other.loaders == {}
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import hmac
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -164,6 +165,19 @@ def test_no_server_and_no_tls_are_named_with_their_cause(monkeypatch: pytest.Mon
         StoreError, match=r"Connection (refused|reset by peer); is it the right address\? set AWS_ENDPOINT_URL for"
     ):
         open_store("s3://b", endpoint=None)[0].read("x")
+
+
+@pytest.mark.parametrize("num_bytes", [5_000_000, WHOLE_BYTES + 1])
+def test_bytes_that_break_on_the_way_to_s3_are_sent_again(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    """Each request, also of a part of a large object, is signed with the SHA-256 of its bytes, and S3 compares it."""
+    url, data = cloud_bucket("s3", request), random.Random(0).randbytes(num_bytes)
+    with faulty(os.environ["AWS_ENDPOINT_URL"], redirects=False, writes=["flip"]) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = open_store(url, endpoint=None)[0]
+        store.write("x", data)
+        assert store.read("x") == data
 
 
 def test_new_object_whose_answer_was_lost_is_the_writers_own(
