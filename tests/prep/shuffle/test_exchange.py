@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dali_pipes.errors import DataError, StoreError
+from dali_pipes.data_set.indexing import find_manifest
+from dali_pipes.errors import DataError, PipesError, StoreError
+from dali_pipes.formats.names import index_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
+from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.part import JobPart
 from prep.shuffle import exchange
@@ -23,7 +26,8 @@ from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import ShuffleReport, shuffle
 from tests.prep.shuffle.conftest import NUM_SAMPLES
-from tests.programs import start_python, wait_until
+from tests.prep.workers_tasks import kill_itself
+from tests.programs import REPOSITORY, start_python, wait_until
 from tests.shards import make_source, pack, read_tar, tar_bytes
 
 
@@ -122,6 +126,19 @@ def test_parts_make_the_whole(directory: ShardSet, total: int) -> None:
     assert directory.store.find("parts-classes.json") == directory.store.find("whole-classes.json")
 
 
+def test_part_that_is_run_again_keeps_the_indexes_of_the_others(directory: ShardSet) -> None:
+    index_shards(directory)
+    for number in (1, 2):
+        run(directory, "parts", part=JobPart(number=number, total=2))
+    made = resolve_shards(directory.store.locate("parts-"), endpoint=None)
+    index_shards(made)
+    directory.store.delete(made.names[1])
+    run(directory, "parts", part=JobPart(number=2, total=2))
+    assert find_manifest(made) is None
+    there = [name for name in made.names if directory.store.find(index_name(name)) is not None]
+    assert there == [name for name in made.names if name != made.names[1]]
+
+
 def test_parts_without_shard_indexes_are_refused(directory: ShardSet) -> None:
     with pytest.raises(StoreError, match=r"parts of a shuffle plan by the shard indexes .* dali-pipes prep index"):
         run(directory, "parts", part=JobPart(number=1, total=2))
@@ -169,6 +186,35 @@ def test_input_that_is_not_what_its_index_says_is_noticed(directory: ShardSet) -
     with pytest.raises(DataError, match=r"swap-0\.tar', bytes .*: expected another sample than '[ab]'"):
         run(shards, "shuffled")
     assert store.list("shuffled-0") == []
+
+
+def test_worker_that_is_killed_is_told_with_its_shard(directory: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setattr(exchange, "write_and_compare", kill_itself)
+    with pytest.raises(PipesError, match=r"ended while it worked on shard '.*/shuffled-00000\d\.tar', exit status -9"):
+        run(directory, "shuffled", jobs=2)
+
+
+@pytest.mark.parametrize("at", [0, 512, None])
+def test_shards_that_change_meanwhile_are_told(
+    directory: ShardSet, monkeypatch: pytest.MonkeyPatch, at: int | None
+) -> None:
+    """A header that is none any more, another label; and an output that goes, as by another run with --overwrite."""
+    write, store, name = exchange.Exchange.write, directory.store, directory.names[1]
+    gone = r"00\.tar' was written, and is gone; does another process"
+    changed = rf"{name}', bytes 0 to \d+.*changed since it was indexed or read"
+
+    def write_beside_another(self: exchange.Exchange, planned: Any) -> None:
+        if at is not None:
+            data = bytearray(store.read(name))
+            data[at] ^= 1
+            store.write(name, bytes(data))
+        write(self, planned)
+        store.delete("shuffled-000000.tar")
+
+    monkeypatch.setattr(exchange.Exchange, "write", write_beside_another)
+    with pytest.raises((DataError, StoreError), match=gone if at is None else changed):
+        run(directory, "shuffled", algorithm=Algorithm(kind="none"))
 
 
 class FlippingStore(LocalStore):
