@@ -44,25 +44,6 @@ def test_losses_of_both_loaders_are_equal_step_by_step(
         compare_loaders.main(["losses", "--shards", str(photo_shards), *OPTIONS, "--steps", "2"])
 
 
-def test_iou_compares_all_seeds_of_both_loaders(
-    photo_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run for each loader and seed; orders, so models, are not the same; the table says what the record does."""
-    path = tmp_path / "iou.json"
-    names = [str(photo_shards / f"s-{shard:06d}.tar") for shard in range(6)]
-    arguments = ["--shards", *names[2:], "--val-shards", *names[:2], "--seeds", "0", "1", "--epochs", "2", *OPTIONS]
-    assert compare_loaders.main(["iou", *arguments, "--json", str(path)]) == 0
-    runs = json.loads(path.read_text())["runs"]
-    assert [(run["loader"], run["seed"]) for run in runs] == [
-        (loader, seed) for seed in (0, 1) for loader in ("dali", "webloader")
-    ]
-    assert len({tuple(run["iou"].values()) for run in runs}) == 4
-    table = capsys.readouterr().out.splitlines()
-    assert table[0] == "| loader | IoU | seed 0 | seed 1 | mean, 95 % interval |"
-    shown = [f"{run['iou']['foreground']:.3f}" for run in runs if run["loader"] == "dali"]
-    assert table[2].startswith(f"| dali | foreground | {' | '.join(shown)} | ")
-
-
 def test_iou_counts_each_class() -> None:
     """Both over either; a class that is nowhere has none."""
     found = iou(torch.tensor([[6, 2, 0], [0, 4, 0], [0, 0, 0]]))

@@ -2,7 +2,6 @@
 
 import http.client
 import threading
-import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -89,33 +88,6 @@ def test_bodies_of_every_kind_pass(odd: http.client.HTTPConnection) -> None:
     odd.request("PUT", "/o", body=b"abc")
     assert odd.getresponse().read() == b"cba"
     assert ask(odd, "/until-close")[2] == b"all there is"
-
-
-def test_latency_is_real_and_connections_do_not_wait_for_each_other(odd: http.client.HTTPConnection) -> None:
-    """A request cannot be answered before its round trip is over, and on a new connection before two are.
-
-    Eight requests are at the server behind at the same time.
-    """
-    took: list[float] = []
-
-    def once() -> None:
-        one = http.client.HTTPConnection(odd.host, odd.port)
-        started = time.monotonic()
-        assert ask(one, "/together")[0] == 204
-        took.append(time.monotonic() - started)
-        one.close()
-
-    threads = [threading.Thread(target=once) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(took) == 8
-    assert min(took) >= 2 * LATENCY_S
-    ask(odd, "/none")
-    started = time.monotonic()
-    ask(odd, "/none")
-    assert time.monotonic() - started >= LATENCY_S
 
 
 @pytest.mark.parametrize("endpoint", ["https://ais:51080", "ais:51080"])
