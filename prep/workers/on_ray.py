@@ -2,8 +2,8 @@
 
 Ray repeats a task whose process or node died, and no other; an exception of a task is not repeated. Tasks are sent when
 there is a CPU for them, so the memory of driver and nodes does not depend on their number. What a task prints stays in
-Ray's own logs. On an error or Ctrl-C the tasks in flight are cancelled: Ray raises KeyboardInterrupt in them, so no
-half-written object remains.
+Ray's own logs. On an error or Ctrl-C the tasks in flight are cancelled, after an error those that do not end soon: Ray
+raises KeyboardInterrupt in them, so no half-written object remains.
 """
 
 import contextlib
@@ -27,7 +27,8 @@ _VERSION = version("dali-pipes")
 _ADVICE = "look at memory and logs of the nodes; run the command again: what is written is kept"
 # Seconds until a host that does not answer counts as away.
 _CONNECT_S = 10.0
-# Seconds for cancelled tasks to end; until then their objects may still be there in part.
+# Seconds for tasks to end by themselves after an error, and for cancelled ones; until then their objects may be there
+# in part.
 _STOP_S = 10.0
 # A directory that others write to may change between the look here and the look on a node.
 _LOOKS = 5
@@ -93,12 +94,16 @@ class RayWorkers(Workers):
         yield number, result
 
     def _stop_tasks(self) -> None:
-        references, self._flying = list(self._flying), {}
-        for reference in references:
+        left, self._flying = list(self._flying), {}
+        # Ray 2.60 aborts this process, and the error with it, if a task that it has just cancelled answers. So after an
+        # error the tasks in flight may end first; after Ctrl-C nobody waits.
+        if left and isinstance(sys.exception(), Exception):
+            _, left = self._ray.wait(left, num_returns=len(left), timeout=_STOP_S)
+        for reference in left:
             with contextlib.suppress(Exception):
                 self._ray.cancel(reference)
-        if references:
-            self._ray.wait(references, num_returns=len(references), timeout=_STOP_S)
+        if left:
+            self._ray.wait(left, num_returns=len(left), timeout=_STOP_S)
 
     def check_reach(self, directories: Iterable[Path]) -> None:
         """Refuse directories that are not the same on all nodes.
