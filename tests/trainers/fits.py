@@ -8,9 +8,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
-from transformers import TrainingArguments
 
-from dali_pipes.transformers import Trainer
 from tests.trainers.tiny import (
     BATCH_SIZE,
     NUM_CLASSES,
@@ -84,6 +82,10 @@ class RecordingModel(TinyModel):
 
 def make_trainer(folder: Path, train: Any, *, evaluation: Any = None, **options: Any) -> Any:
     """Hugging Face's trainer by way of ours: three epochs, a checkpoint a step, and metrics that count labels."""
+    from transformers import TrainingArguments
+
+    from dali_pipes.transformers import Trainer
+
     arguments = {
         "output_dir": str(folder), "use_cpu": True, "num_train_epochs": NUM_EPOCHS, "report_to": "none",
         "per_device_train_batch_size": BATCH_SIZE, "per_device_eval_batch_size": BATCH_SIZE, "disable_tqdm": True,
