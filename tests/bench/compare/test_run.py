@@ -150,7 +150,9 @@ def test_sweep_in_ranks_from_afar_counts_and_waits(shards: ShardSet, tmp_path: P
     for row in report["records"]:
         (repeat,) = row["repeats"]
         figures = repeat["figures"]
-        assert figures["fetched_ratio"] >= 1, "from a cold cache each byte that is needed is fetched"
+        assert figures["fetched_ratio"] > 0, (
+            "from a cold cache; what came before the first batch was asked for is not counted"
+        )
         assert 0 < figures["accelerator_utilisation"] <= 1
         assert 0 < figures["wait_share"] < 1
         assert figures["time_to_first_batch_s"] >= 0.002, "two requests from a millisecond away"
