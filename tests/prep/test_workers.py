@@ -95,8 +95,9 @@ def test_jobs_are_checked_and_no_more_than_there_is_to_do() -> None:
     assert Workers().jobs == default_jobs()
 
 
-def test_close_unwinds_what_workers_are_at(tmp_path: Path) -> None:
-    """As when a shard is half written: what must be cleaned up is."""
+def test_close_unwinds_what_workers_are_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a shard is half written: what must be cleaned up is, however slow the machine."""
+    monkeypatch.setattr("prep.workers.processes._STOP_TIMEOUT_S", 300.0)
     workers = Workers(2)
     files = [str(tmp_path / name) for name in "ab"]
     failed: list[BaseException] = []
