@@ -183,7 +183,7 @@ class ExchangeTask(StreamTask):
 
 
 class _RangeStream:
-    """The bytes of a range and, after them, the end of an archive; to be read front to back."""
+    """Reads the bytes of a range once from its start, then the end of an archive."""
 
     def __init__(self, of: Range) -> None:
         self._files, self._rest = Files(), _END

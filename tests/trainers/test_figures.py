@@ -19,7 +19,7 @@ from tests.trainers.fits import NAMES, QUIET, Module, make_trainer  # noqa: E402
 
 
 def fit_with_log(folder: Path, callback: dp.metrics.LightningCallback, **data: Any) -> list[dict[str, str]]:
-    """The lines that Lightning logs in six steps, each of two batches."""
+    """Train six steps of two batches each, and return the lines that Lightning has logged."""
     logger = CSVLogger(folder)
     options = {"max_steps": 6, "accumulate_grad_batches": 2, "log_every_n_steps": 2, "enable_checkpointing": False}
     Trainer(callbacks=[callback], **QUIET | options | {"logger": logger}).fit(Module(), **data)

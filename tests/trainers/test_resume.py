@@ -38,11 +38,11 @@ KEPT: dict[int, Any] = {}
 
 
 class Run(NamedTuple):
-    """Of one rank."""
+    """What one rank has trained."""
 
     steps: list[Step]
     validated: list[list[str]]
-    """The keys of each validation, if there were some."""
+    """The keys of each validation."""
 
 
 Train = Callable[[Path, Path, int], Run]
@@ -137,7 +137,7 @@ def lightning(shards: Path, folder: Path, resume: int) -> Run:
 
 
 def ignite(shards: Path, folder: Path, resume: int, *, epoch_length: int | None = None) -> Run:
-    """Its engine iterates on across epochs; it may call another number of steps an epoch."""
+    """Ignite's engine keeps one iterator over all epochs, and ``epoch_length`` sets the number of steps in an epoch."""
     import ignite.distributed as idist
     from ignite.engine import Engine, Events
     from ignite.handlers import Checkpoint, DiskSaver

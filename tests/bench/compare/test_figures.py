@@ -95,7 +95,7 @@ def scenario(shards: ShardSet, options: LoaderOptions, accelerator: Accelerator,
 
 
 def test_number_of_accelerators_is_found_by_emulation(shards: ShardSet, options: LoaderOptions) -> None:
-    """A target that any host reaches is met up to the limit, with decoding and without."""
+    """Every host reaches this low target, so the search ends at its limit, with and without decoding."""
     found = run_scenario(scenario(shards, options, PATIENT, target=0.001, most=2))
     assert [row["setting"]["recipe"] for row in found["records"]] == ["classification", "encoded"]
     for row in found["records"]:

@@ -76,7 +76,7 @@ SLACK = 0.015 + 0.01
     ],
 )
 def test_interval_of_a_median_holds_it_in_95_of_100(num_repeats: int, distribution: str, median: float) -> None:
-    """Whatever the repeats are distributed like; neither less often nor, by being too wide, much more."""
+    """It contains the median in 95 % of the draws, for any distribution of the repeats."""
     draw = np.random.default_rng(num_repeats)
     name = "standard_cauchy" if distribution == "cauchy" else distribution
     samples = getattr(draw, name)(size=(NUM_DRAWS, num_repeats))
@@ -86,7 +86,7 @@ def test_interval_of_a_median_holds_it_in_95_of_100(num_repeats: int, distributi
 
 @pytest.mark.parametrize(
     ("num_values", "num_baseline", "k"),
-    # Hollander and Wolfe's critical values of the rank sum, two-sided 0.05, as tables of U have them, plus one.
+    # Critical values of Mann-Whitney's U, two-sided, 0.05, plus one; from the tables of Hollander and Wolfe.
     [(4, 4, 1), (5, 5, 3), (6, 6, 6), (7, 7, 9), (8, 8, 14), (10, 10, 24), (5, 8, 7)],
 )
 def test_unpaired_ratio_cuts_where_the_tables_do(num_values: int, num_baseline: int, k: int) -> None:

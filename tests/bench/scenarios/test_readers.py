@@ -111,7 +111,7 @@ def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
 
 
 def test_feed_reads_given_shards(turns_here: None, bucket: ShardSet, tmp_path: Path) -> None:
-    """Shards of a bucket, without and with masks; those that have no masks in no setting with masks."""
+    """Reads shards in a bucket with and without masks. Shards that have no masks are not read with masks."""
     (tmp_path / "in").mkdir()
     samples = [Sample(f"s{i}", {"jpg": photo_bytes(i, 8, 8), "cls": b"1"}) for i in range(6)]
     write_tar(tmp_path / "in" / "s-000000.tar", samples)
@@ -133,7 +133,7 @@ def test_feed_reads_given_shards(turns_here: None, bucket: ShardSet, tmp_path: P
 
 
 def test_tfrecord_files_have_the_checksums_and_the_index_of_the_format(shards: ShardSet, tmp_path: Path) -> None:
-    """Each record has the right checksums, which DALI's reader does not check. DALI's own tool makes the same index."""
+    """The checksum of each record is right (DALI's reader does not check it). The index equals that of DALI's tool."""
     program = Path(sys.executable).parent / "tfrecord2idx"
     write_tfrecords(shards, tmp_path, options=LoaderOptions())
     paths = sorted(tmp_path.glob("*.tfrecord"))

@@ -270,7 +270,7 @@ def test_a_whole_shard_is_bad(tmp_path: Path, good_samples: list[Sample]) -> Non
 
 
 def test_a_data_set_of_bad_samples_is_an_error(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """GIFs: every one is known to be bad. Undecodable: as likely it is the graph, and nothing is quarantined."""
+    """GIFs are known to be bad. If nothing can be decoded, the graph may be wrong, so nothing is quarantined."""
     shards = write_shards(tmp_path / "gif", spoilt(good_samples, range(12), how=gif), per_shard=6)
     with open_loader(shards) as loader, pytest.raises(dp.DecodeError, match="the data set has no good sample left"):
         next(loader)

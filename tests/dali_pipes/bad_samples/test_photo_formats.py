@@ -49,7 +49,7 @@ def open_loader(shards: Path, graph: Any = as_stored, *, on_error: str = "substi
 def write_photos(
     directory: Path, photos: dict[int, bytes], *, num: int = 8, lying: pytest.MonkeyPatch | None = None
 ) -> None:
-    """A shard of good samples, some of them with another photo, in ``image.jpg`` and ``data``.
+    """Write a shard of good samples, and replace ``image.jpg`` and ``data`` of some of them.
 
     A lying index calls every photo a JPEG of `SIZE`.
     """

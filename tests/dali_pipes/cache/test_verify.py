@@ -166,7 +166,7 @@ def test_no_space_after_all_is_an_error(
 
 
 def test_key_is_of_all_that_lies_in_the_cache_file(shards: Path) -> None:
-    """An index that was made anew, of the same shards, is other bytes."""
+    """A cache file belongs to one index: if the same shards are indexed again, they get another cache file."""
     whole = DataSet(resolve_shards(shards, endpoint=None)).whole
     key = cache_file_key(whole)
     assert cache_file_key(DataSet(resolve_shards(shards, endpoint=None)).whole) == key

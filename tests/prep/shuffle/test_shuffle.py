@@ -262,7 +262,7 @@ def test_run_again_writes_what_is_missing_or_differs_only(directory: ShardSet, k
     assert _bytes(store, report.shards) == before
     kept = {name for name in first.shards if (store.directory / name).stat().st_mtime_ns == times[name]}
     assert kept == set(first.shards) - {victim}
-    # What described the shards before is gone; an index of a shard that stays is right, still.
+    # Manifest and column file are removed. The index of an unchanged shard stays valid.
     assert store.size("shuffled-manifest.safetensors") is None
     assert store.size("shuffled-columns.safetensors") is None
     assert store.size(victim.replace(".tar", ".index.safetensors")) is None
@@ -320,7 +320,7 @@ def links(kind: bytes) -> bytes:
     ("name", "data", "message"),
     [
         ("in-0.tar", tar_bytes({"README": b"x"}), "in-': the 1 shards hold no sample"),
-        # Neither engine would carry a link over: the sample would come out without it, and the comparison not see it.
+        # No engine copies links. The output would lack this member, and the comparison would not notice it.
         ("in-0.tar", links(tarfile.LNKTYPE), r"in-0\.tar', member 'b\.jpg': is a link, which no reader of shards"),
         ("in-0.tar", links(tarfile.SYMTYPE), r"in-0\.tar', member 'b\.jpg': is a link, which no reader of shards"),
         # AIS 4.9 keeps one of them, which the comparison notices after all the work.
