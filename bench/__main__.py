@@ -1,4 +1,4 @@
-"""``python -m bench`` is ``dali-pipes bench``."""
+"""Run ``dali-pipes bench`` as ``python -m bench``."""
 
 import sys
 

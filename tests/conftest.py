@@ -91,15 +91,6 @@ def small_shards(tmp_path_factory: pytest.TempPathFactory, small_samples: list[S
     return write_shards(tmp_path_factory.mktemp("small"), small_samples, per_shard=6)
 
 
-@pytest.fixture(scope="session")
-def pets_dir() -> Path:
-    """The sample of real pets photos; tests that want it are skipped where it is not."""
-    path = SHARED_DATA / "oxford-pets-sample"
-    if not path.is_dir():
-        pytest.skip("no ../shared/data/oxford-pets-sample beside the checkout")
-    return path
-
-
 @pytest.fixture(autouse=True)
 def _no_cluster_by_accident(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only tests marked ``aistore`` see a cluster that the environment names."""
@@ -151,7 +142,7 @@ def bucket(node: str, request: pytest.FixtureRequest) -> AisStore:
 
 @pytest.fixture
 def closed_port() -> int:
-    """A port at which nothing answers; no program gets it that asks the system for any port."""
+    """A port at which nothing answers; the system gives it to no program that asks for any free port."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.SystemRandom().randrange(first // 2, first)

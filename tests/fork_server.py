@@ -32,7 +32,7 @@ PRELOADED = ("torch", "nvidia.dali.fn", "nvidia.dali.plugin.pytorch", "nvidia.da
 READ_AT_START = ("PYTHON", "LD_", "MKL_", "OMP_", "OPENBLAS_")
 """Variables that an interpreter or a library reads when it is loaded. A program that has others needs a fresh one."""
 MODULES = ("dali_pipes", "tests")
-"""Packages whose modules the server runs: their programs import torch and DALI, or are run so often that it counts."""
+"""Packages whose modules the server runs: they import torch and DALI, or run so often that start-up takes long."""
 FRESH_ONLY = ("preexec_fn", "pass_fds", "shell", "executable", "user", "group", "process_group")
 """Options of `subprocess.Popen` that the server does not follow."""
 

@@ -1,4 +1,4 @@
-"""Loaders of all tests, and what they deliver."""
+"""Open loaders for tests, and list what they deliver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import dali_pipes as dp
 
 
 def open_loader(shards: Any, graph: Any = None, **options: Any) -> dp.Loader:
-    """A loader on the CPU of batches of four with keys; options of `dali_pipes.loader` take precedence.
+    """A loader on the CPU that yields batches of four with keys; ``options`` of `dali_pipes.loader` take precedence.
 
     Without a graph, it yields crops of 16 x 16 of ``image.jpg`` and ``trimap.png``.
     """
@@ -26,7 +26,7 @@ def open_loader(shards: Any, graph: Any = None, **options: Any) -> dp.Loader:
 def open_windowed(
     shards: Any, graph: Any, *, directory: Path, window_bytes: int, max_bytes: int | None = None, **options: Any
 ) -> dp.Loader:
-    """A loader as `open_loader`'s, without keys, that shuffles in windows, through a cache in a directory."""
+    """A loader like `open_loader`'s, without keys; it shuffles in windows and has its cache in ``directory``."""
     cache = dp.Cache(directory=directory, max_bytes=max_bytes)
     usual = {"outputs": dp.Outputs(), "cache": cache, "shuffle": dp.Shuffle(window_bytes=window_bytes)}
     return open_loader(shards, graph, **(usual | options))

@@ -1,4 +1,4 @@
-"""Programs that tests start, and the wait for what they do."""
+"""Start programs in tests, and wait for their effects."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 def wait_until(is_true: Callable[[], object], what: str = "it never came") -> None:
-    """Return when this is true; after two minutes, which a loaded machine may need, the test fails with ``what``."""
+    """Wait until ``is_true()`` holds; after two minutes (time enough on a loaded machine) fail with ``what``."""
     deadline_s = time.monotonic() + 120
     while not is_true():
         assert time.monotonic() < deadline_s, what
@@ -19,7 +19,7 @@ def wait_until(is_true: Callable[[], object], what: str = "it never came") -> No
 
 
 def start_python(script: str, *arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
-    """Run a script in an interpreter of its own, which finds the packages wherever pytest runs."""
+    """Run a script in a new interpreter. It finds the packages from any working directory."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     variables = os.environ | {"PYTHONPATH": str(REPOSITORY)} | environment
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)

@@ -157,7 +157,7 @@ def read_tar(data: bytes) -> list[tuple[str, bytes]]:
 def encode_photo(
     extension: str = "jpg", *, size: tuple[int, int] = (32, 24), mode: str = "RGB", seed: int = 0
 ) -> bytes:
-    """A photo of noise: seeds give different bytes."""
+    """Encode a photo of noise; each seed gives different bytes."""
     generator = np.random.default_rng(seed)
     height_width = (size[1], size[0])
     shape = height_width if mode == "L" else (*height_width, len(mode))
@@ -170,7 +170,7 @@ def encode_mask(*, size: tuple[int, int] = (32, 24)) -> bytes:
 
 
 def write_pets(directory: Path, names: Mapping[str, int], *, header: bool = True) -> Path:
-    """A data set in Oxford's layout: ``names`` are photos and class ids."""
+    """Write a data set in Oxford's layout; ``names`` maps each photo to its class id."""
     (directory / "images").mkdir(parents=True)
     (directory / "annotations" / "trimaps").mkdir(parents=True)
     rows = ["#Image CLASS-ID SPECIES BREED ID"] if header else []
@@ -193,12 +193,12 @@ def hf(files: Sequence[Path], **fields: Any) -> Source:
 
 
 def no_pixels(noise: bytes) -> bytes:
-    """A JPEG of 16 x 16 pixels by its header and end, with noise between them."""
+    """A JPEG header of 16 x 16 pixels, noise, and a JPEG end: no decoder can read it."""
     return b"\xff\xd8\xff\xc0\0\x0b\x08\0\x10\0\x10\1\1\x11\0" + noise + b"\xff\xd9"
 
 
 def make_source(count: int, *, num_bytes: int = 700, seed: int = 0) -> Source:
-    """Records of two components, and ``cls``; photos that only their first and last bytes make so."""
+    """Records with ``image.jpg``, ``json`` and a label; the photos have a JPEG header and end, but no pixels."""
     generator = np.random.default_rng(seed)
     records = [
         Record(

@@ -51,13 +51,13 @@ def test_no_public_class_name_twice() -> None:
 
 PRINTING = {
     "dali_pipes.commands.output": ["print_line"],
-    "dali_pipes.commands.doctor": ["doctor", "completion"],  # each finding by `printable`; a script for a shell
+    "dali_pipes.commands.doctor": ["doctor", "completion"],  # findings made safe by `printable`; a shell script
     "dali_pipes.commands.profile": ["profile"],  # figures
     "dali_pipes.commands.tune": ["tune"],  # figures
-    "prep.commands.embedded": ["embedded"],  # a warning of its own words
-    "prep.commands.make": ["make"],  # a program
-    "prep.etl.__main__": ["main"],  # a process that has no click; its log is the pod's
-    # Tables of figures, and errors of ours, which are harmless by themselves.
+    "prep.commands.embedded": ["embedded"],  # a warning without text from data
+    "prep.commands.make": ["make"],  # the text of a program
+    "prep.etl.__main__": ["main"],  # it runs without click; the pod logs its output
+    # Tables of figures and our own errors hold no text from data.
     "bench.commands.gpu": ["gpu"],
     "bench.commands.report": ["report", "compare"],
     "bench.demo": ["demo", "_step"],
@@ -65,11 +65,11 @@ PRINTING = {
     "bench.gpu.scenario": ["take_scenario"],
     "bench.tools.gateway": ["main"],  # its address, for the process that started it
 }
-"""Functions that print something else than JSON and fixed words; all others call `print_line`."""
+"""Functions that may print other text than JSON and constants; all others call `print_line`."""
 
 
 def prints(call: ast.Call) -> bool:
-    """Whether a call writes to stdout or stderr what is neither JSON, which has escapes of its own, nor fixed."""
+    """Whether a call writes text to stdout or stderr that is neither a constant nor JSON, which escapes itself."""
     name = ast.unparse(call.func)
     is_printing = name in ("print", "click.echo", "click.secho") or name.startswith(
         ("sys.stdout.write", "sys.stderr.write", "sys.stdout.buffer", "sys.stderr.buffer")
@@ -80,7 +80,7 @@ def prints(call: ast.Call) -> bool:
 
 
 def test_only_functions_for_it_print() -> None:
-    """One function makes texts of data harmless: whoever prints by another one may show a terminal what it obeys."""
+    """`print_line` escapes text from data. Printed in another way, such text could send control codes to a terminal."""
     found: dict[str, list[str]] = {}
     for package in ("dali_pipes", "prep", "bench"):
         for path in (ROOT / package).rglob("*.py"):
@@ -91,7 +91,7 @@ def test_only_functions_for_it_print() -> None:
 
 
 def test_test_modules_do_not_import_torch_or_dali() -> None:
-    """Cheap tests start at once: `tests.lazy` imports what a test uses. Trainers' models are classes of torch."""
+    """Cheap tests start fast: `tests.lazy` imports a package at its first use. Trainers' tests may import torch."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in (ROOT / "tests").rglob("test_*.py")

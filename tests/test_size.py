@@ -1,7 +1,7 @@
-"""The budget of product and tests: the most lines and modules of each folder. Growth is a decision and no accident.
+"""The budget of product and tests: the most lines and modules of each folder. Growth must be a decision.
 
-Whoever needs more changes the table in the same commit, with the reason in its message; whoever made a folder smaller
-lowers its line. Lines are those of all Python files of the folder itself, modules those without ``__init__.py``.
+To let a folder grow, change the table in the same commit and give the reason in its message. After a folder shrank,
+lower its limit. Lines are those of all Python files of the folder itself, modules those without ``__init__.py``.
 """
 
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_sums() -> None:
 
 
 TESTS_LINES, FILE_LINES = 40_000, 500
-"""The most lines of all tests, and of one file of them: what finds no fault that another test finds has no place."""
+"""The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 
 def test_tests_are_within_their_budget() -> None:

@@ -157,7 +157,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
         return self.take_turn(made, job)
 
     def take_turn(self, made: Inputs, job: TurnJob) -> LoaderTurn:
-        """Run a job. Every epoch must have every sample over all ranks, so that the timed data is the compared data."""
+        """Run a job. All ranks together must get each sample in each epoch, as in the comparison."""
         turn = run_turn(job, bystanders={*self.bystanders, *made.data.bystanders}, timeout_s=self.timeout_s)
         for name in ("first", "steady"):
             drawn = [getattr(rank, name) for rank in turn.ranks]

@@ -60,7 +60,7 @@ class LoaderEntry:
     source: tuple[Place | Literal["converted"], ...] = ("ais", "local", "s3", "cloud")
     """Where shards may lie, of `PLACES`; ``converted``: anywhere, the loader reads what was made of them."""
     makes: str = "a copy"
-    """The words of a report for what is prepared."""
+    """How a report describes the data that the loader prepares."""
     in_bucket: bool = False
     """The result is uploaded into the shards' own bucket, and read from there by S3's protocol."""
     decodes_window: bool = False

@@ -105,7 +105,7 @@ class StateTable:
         self.starts: Int64s = view["starts"]
         self.state: npt.NDArray[np.uint8] = view["state"]
         self.owner: npt.NDArray[np.int16] = view["owner"]
-        """The slot that fills, checks or drops the shard, else `NOBODY`."""
+        """int16 [shards]: the slot that fills, checks or drops the shard; `NOBODY` if there is none."""
         self.used_ns: Int64s = view["used_ns"]
         """When a loader last ended its hold of the shard, in ns of the wall clock."""
         self._resident: Int64s = view["resident"]  # the shards that are not EMPTY, in no order

@@ -22,7 +22,7 @@ class Wanted(NamedTuple):
     checksum: int
     report: Callable[[Exception | None], None] | None = None
     """Called from any thread: with ``None`` when the object is whole and checked, or with the error that ended its
-    fetch; the other objects' fetches go on. ``None``: an error ends all fetches, and is raised."""
+    fetch; the other fetches go on. Without a function, the first error stops all fetches and is raised."""
     received: Callable[[int], None] = lambda _: None
     """Called with the number of further bytes that came, from any thread of the fetcher."""
 

@@ -68,7 +68,7 @@ class _Filling:
 
 
 class _Thread(threading.Thread):
-    """Says when it is over: after an interrupt in `join`, Python 3.11 takes a running thread for a stopped one."""
+    """A thread that records its end: after an interrupt in `join`, Python 3.11 reports a running thread as stopped."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(target=work, name=_THREAD_NAME, daemon=True)
@@ -513,7 +513,7 @@ class Stager:
                 if are_new:
                     self.fetched_bytes += self._num_bytes(shard)
                     self.num_fetched += 1
-                self._hold(shard)  # last: it wakes those who wait, and they may read the counters
+                self._hold(shard)  # last: it wakes waiting threads, which may read the counters
             self._release_unwanted(shards)
 
     def _num_bytes(self, shard: int) -> int:

@@ -1,4 +1,4 @@
-"""Judge the photos of a batch by their own bytes. An index can be old or wrong, or somebody made it to deceive.
+"""Judge the photos of a batch by their own bytes. An index can be old, wrong or malicious.
 
 JPEGs and PNGs in one buffer are read together if they are written as usual and have no EXIF data: one call of numpy
 takes the next bytes of all of them. It goes on to the pixels of a JPEG and to the end of a PNG, as far as a decoder's
@@ -73,7 +73,7 @@ class JudgedPhotos(NamedTuple):
 
     problems: Problems
     copies: dict[tuple[str, int], UInt8s]
-    """Component and position -> a copy of the photo, uint8 [bytes], whose header DALI surely reads correctly."""
+    """Component and position -> a copy of the photo, uint8 [bytes], with a header that DALI reads correctly."""
     pixels: Int64s
     """int64 [B]: pixels of all photos of each sample."""
 

@@ -219,7 +219,7 @@ class Batch:
     start: int
     stop: int
     occurrences: Int64s
-    """int64 [B]: a different number each time that the epoch has the same sample, see `dali_pipes.order.plan.Step`."""
+    """int64 [B]: numbers the repetitions of one sample in an epoch, see `dali_pipes.order.plan.Step`."""
     num_valid: int
     stream: Callable[[str], Stream]
     substituted: tuple[int, ...] = ()

@@ -177,7 +177,7 @@ class Store(ABC):
                 with path.open("rb", buffering=0) as stream:
                     while num := stream.readinto(view):
                         yield view[:num]
-            except OSError as exc:  # it would be taken for an error of the connection
+            except OSError as exc:  # otherwise it would look like a connection error
                 raise StoreError(f"cannot read '{path}': {exc.strerror or exc}") from exc
 
         try:

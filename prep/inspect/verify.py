@@ -269,7 +269,7 @@ class _SetChecker:
         self._bad.add((finding.shard, finding.key))
         report.num_bad_samples = len(self._bad)
         if self.quarantine is not None:
-            # A quarantine file cannot hold a name with a tab. Such a name is a finding of its own.
+            # A quarantine file cannot hold a name with a tab. The report has a separate finding for such a name.
             with contextlib.suppress(DataError):
                 self.quarantine.add(finding.shard, finding.key, finding.component, finding.text)
 

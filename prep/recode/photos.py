@@ -130,7 +130,7 @@ def converted(
         upright = Image.fromarray(decode_apart(data, header, orientation, max_pixels=rules.max_pixels))
         profile = None
     before = upright.height, upright.width
-    _check_size(*before, rules)  # a GIF's header may say less
+    _check_size(*before, rules)  # the header of a GIF may give a smaller size
     size = recoding.new_size(*before) or before
     return _encoded(upright, size, profile, UPRIGHT, recoding.quality), before
 

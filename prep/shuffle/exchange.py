@@ -143,14 +143,14 @@ class ExchangeTask(StreamTask):
             files.close()
 
     def _large(self, sample: int) -> Entry:
-        """A sample larger than a section, whose components are copied when they are written."""
+        """Return a sample that is larger than a section. Its components are copied when they are written."""
         start, stop = int(self.starts[sample]), int(self.stops[sample])
         file = self.source.file(self.shards[self.rows[sample]], size=stop)
         with contextlib.closing(_RangeStream(Range(file, start, stop - start))) as stream:
             return self._entry(sample, cast("BinaryIO", stream), file)
 
     def _entry(self, sample: int, stream: BinaryIO, file: Path | ObjectFile | None = None) -> Entry:
-        """A sample as it is written: the bytes of its components, or their ranges of ``file``.
+        """Return a sample as it is written: with the bytes of its components, or with their ranges in ``file``.
 
         Raises:
             DataError: If it is not the planned sample.
@@ -183,7 +183,7 @@ class ExchangeTask(StreamTask):
 
 
 class _RangeStream:
-    """Reads the bytes of a range once from its start, then the end of an archive."""
+    """A stream of the bytes of a range, followed by the end of a tar archive."""
 
     def __init__(self, of: Range) -> None:
         self._files, self._rest = Files(), _END
@@ -280,7 +280,7 @@ class Exchange:
             DataError: If the input changed, or an output that is read back is not as it was written.
             PipesError: If a worker process died.
         """
-        # A task is made when a worker is free: those of all outputs hold some 50 bytes a sample.
+        # Tasks are made one by one, when a worker is free: all of them together would need about 50 bytes a sample.
         total = sum(len(output.positions) for output in outputs)
         self._run(write_and_compare, map(self._task, outputs), total=total, what="shuffle")
 

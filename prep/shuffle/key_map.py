@@ -95,7 +95,7 @@ class KeyMap:
         return rows
 
     def cut(self, groups: Sequence[int], sizes: Sequence[int], *, target: int) -> list[tuple[int, str, list[int]]]:
-        """Divide the samples among the shards of the map; each template gets its samples in output order.
+        """Divide the samples among the shards of the map. Each template gets its samples in output order.
 
         This is dSort's rule for key maps: a shard that already holds more than ``target`` bytes takes no further
         sample. ``groups`` are the rows of their templates (-1: left out), ``sizes`` their bytes, and 512 a member.

@@ -286,7 +286,7 @@ def _copy_tables(plan: ShufflePlan) -> None:
 
 
 def spec_of(plan: ShufflePlan) -> dict[str, Any]:
-    """The request to dSort, in AIStore's fields, without the key map: that is stored when the job starts."""
+    """Return the request to dSort in AIStore's fields. The key map is not included: the start of the job stores it."""
     request, algorithm = plan.request, plan.request.algorithm
     extension = request.input_extension
     template = template_of([name.removesuffix(extension) for name in request.shards.names])

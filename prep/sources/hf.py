@@ -31,9 +31,9 @@ class Schema(NamedTuple):
 
     names: list[str]
     photos: list[str]
-    """Columns of bytes, or of structs of bytes and path."""
+    """The columns that hold bytes, or structs of bytes and path."""
     classes: dict[str, list[str]]
-    """Column of class ids -> the names of the classes, by id."""
+    """Column of class ids -> the class names, in the order of the ids."""
 
 
 def hf(files: Sequence[Path], fields: Fields, *, jobs: int | None = None, show_progress: bool = False) -> Source:

@@ -96,7 +96,7 @@ class Fields:
 
 
 class Table(NamedTuple):
-    """Columns of equal length that were read."""
+    """The columns of a table, all of equal length."""
 
     cells: Mapping[str, Sequence[Any]]
     """A cell of a file is its path, or the part itself."""

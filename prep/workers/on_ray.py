@@ -27,8 +27,8 @@ _VERSION = version("dali-pipes")
 _ADVICE = "look at memory and logs of the nodes; run the command again: what is written is kept"
 # Seconds until a host that does not answer counts as away.
 _CONNECT_S = 10.0
-# Seconds for tasks to end by themselves after an error, and for cancelled ones; until then their objects may be there
-# in part.
+# Seconds to wait after an error until tasks end by themselves, and then until cancelled tasks have ended: a running
+# task may leave partly written objects.
 _STOP_S = 10.0
 # A directory that others write to may change between the look here and the look on a node.
 _LOOKS = 5
@@ -95,8 +95,8 @@ class RayWorkers(Workers):
 
     def _stop_tasks(self) -> None:
         left, self._flying = list(self._flying), {}
-        # Ray 2.60 aborts this process, and the error with it, if a task that it has just cancelled answers. So after an
-        # error the tasks in flight may end first; after Ctrl-C nobody waits.
+        # If a task answers just after its cancellation, Ray 2.60 aborts this process and the error is lost. So after an
+        # error the tasks in flight get time to end; after Ctrl-C they are cancelled at once.
         if left and isinstance(sys.exception(), Exception):
             _, left = self._ray.wait(left, num_returns=len(left), timeout=_STOP_S)
         for reference in left:

@@ -53,7 +53,7 @@ def fork_server() -> None:
 
 @pytest.fixture
 def turns_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns run in this process. What a turn takes and gives still goes through pickle.
+    """Turns run in this process. Their arguments and results are still pickled.
 
     Turns in processes of their own are tested with the engine, and with `bench run` and `bench feed`.
     """
@@ -65,13 +65,13 @@ def turns_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in ("engine.scenario", "scenarios.feed"):
         monkeypatch.setattr(f"bench.{module}.call_apart", call_here)
-    # On a busy machine a node's first answer may take longer than a user would wait.
+    # On a busy machine, a node's first answer may take longer than the default limit.
     monkeypatch.setattr("dali_pipes.store.cluster.endpoint.PROMPT_S", 120.0)
 
 
 @pytest.fixture
 def memory_dir() -> Iterator[Path]:
-    """A directory in /dev/shm: ext4 counts blocks of its own among a file's."""
+    """A directory in /dev/shm, because ext4 counts its metadata blocks as blocks of a file."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         yield Path(directory)
 
@@ -118,7 +118,7 @@ def invoke(*arguments: object) -> Result:
 
 @contextlib.contextmanager
 def with_wrong_label(opened: AbstractContextManager[BenchLoader], key: str) -> Iterator[Any]:
-    """The loader, whose label of this sample is 99."""
+    """Open a loader that yields the label 99 for the sample ``key``."""
     with opened as loader:
 
         def epoch() -> Iterator[BenchBatch]:
@@ -130,9 +130,9 @@ def with_wrong_label(opened: AbstractContextManager[BenchLoader], key: str) -> I
 
 
 def loader_cases(*sources: str, always: Collection[str]) -> list[Any]:
-    """A parameter `LoaderSpec` for each loader of these sources and its decoders; skipped without its packages.
+    """Return a `LoaderSpec` parameter for each decoder of each loader of these sources.
 
-    Loaders that are not among ``always`` are nightly.
+    A loader is skipped if its packages are missing. Loaders that are not in ``always`` run nightly.
     """
     reasons = available_loaders()
     return [

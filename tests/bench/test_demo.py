@@ -28,7 +28,7 @@ def run_demo(out: Path, *arguments: str) -> Result:
 def test_demo_leaves_sheet_report_and_shards_and_runs_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A second run makes the same shards again. The commands at the end run as printed, whatever the folder's name."""
+    """A second run makes the same shards again. The printed commands run, also with a space in the path."""
     for name in ("REPEATS", "EPOCHS"):
         monkeypatch.setattr(f"bench.demo.{name}", 1)
     out = tmp_path / "first try" / "demo-out"
@@ -62,7 +62,7 @@ def test_demo_leaves_sheet_report_and_shards_and_runs_again(
 
 
 def test_demo_of_bad_options_is_refused_first(tmp_path: Path) -> None:
-    """A directory that cannot be made, one that is there and read-only, also for root; and a negative seed."""
+    """A directory that cannot be made, a directory that even root cannot write, and a negative seed are errors."""
     (tmp_path / "file").touch()
     for out in (tmp_path / "file" / "out", Path("/proc/self")):
         with pytest.raises(PipesError, match=f"cannot write into --out '{out}': .*; name another directory"):

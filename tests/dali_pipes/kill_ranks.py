@@ -39,7 +39,7 @@ PROGRESS_WITHIN_S = 120.0
 
 
 def make_all_samples() -> list[Sample]:
-    """For 60 small shards."""
+    """The samples of 60 small shards."""
     return make_samples([(40 + 7 * (i % 5), 33 + 5 * (i % 7)) for i in range(NUM_SAMPLES)])
 
 
@@ -168,7 +168,7 @@ class Ranks:
         self.processes[rank].start()
 
     def kill(self, rank: int) -> None:
-        """SIGKILL a rank at once, whatever it does."""
+        """Send SIGKILL to a rank, and wait until it has ended."""
         self.processes[rank].kill()
         self.processes[rank].join()
 

@@ -34,7 +34,7 @@ PATIENT = Patience(patience_s=60, longest_pause_s=0.1)
 
 @contextmanager
 def restarting(folder: Path, caplog: pytest.LogCaptureFixture) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A node, and a function that stops it and has it back when the log says that somebody waits for it."""
+    """A node, and a function that stops it, and restarts it when the log says that a job waits for it."""
     nodes = [embedded_node.start(folder)]
     endpoint = nodes[0].endpoint
     threads: list[threading.Thread] = []
@@ -231,7 +231,7 @@ def test_another_named_proxy_is_asked(tmp_path: Path, closed_port: int) -> None:
 
 @pytest.mark.parametrize("token", ["", "t0ken"])
 def test_a_proxy_of_the_map_is_asked_but_not_with_a_token(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which goes to no host that the user did not name."""
+    """The token goes only to hosts that the user named."""
     monkeypatch.setenv("AIS_AUTHN_TOKEN", token)
     node = {"public_net": {"direct_url": "http://127.0.0.1:1"}}
     answer = json.dumps({"version": "3", "pmap": {"p2": node}, "tmap": {}}).encode()

@@ -113,7 +113,7 @@ def test_resume_at_every_step_gives_the_rest(shards: Path, policy: str, window: 
 
 
 def test_state_of_other_steps_is_refused(shards: Path) -> None:
-    """Another global batch size in mid-epoch, no buckets, and a position at which no step ends."""
+    """Refused: another global batch size in mid-epoch, no buckets, or a position where no step ends."""
     with open_loader(shards) as loader:
         next(loader)
         state = loader.state_dict()

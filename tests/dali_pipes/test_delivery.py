@@ -44,9 +44,9 @@ FACES: dict[str, Callable[[dp.Loader], Callable[[], dict[str, Any]]]] = {
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("face", FACES)
 def test_exception_at_each_line_of_the_hand_over_loses_no_batch(shards: Path, face: str) -> None:
-    """Raised at any line before the batch is counted: the state says what the loop has, and the rest comes once.
+    """If any line before the count of a batch raises, the state counts the loop's batches, and the rest come once.
 
-    Of a face at its own lines: those below it are the loader's.
+    For a face, only its own lines raise; the lines below it are the loader's.
     """
     modules = HAND_OVER if face == "loader" else HAND_OVER[-1:]
     with open_loader(shards) as loader, open_loader(shards) as other:

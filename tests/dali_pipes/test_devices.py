@@ -72,7 +72,7 @@ def test_a_batch_is_taken_without_waiting_for_the_gpu(gpu: None, small_shards: P
 
 
 def open_drawn(shards: Path, device: str = "cuda:0", **options: Any) -> dp.Loader:
-    # engine_share=0: which photo goes to the engines depends on nothing but its place, but keep one decoder.
+    # engine_share=0: no photo goes to the JPEG engines, so that one decoder decodes all.
     usual = {"shuffle": False, "decode": dp.Decode(engine_share=0.0)}
     return dp.loader(shards, dp.segmentation(), batch_size=BATCH, device=device, **(usual | options))
 

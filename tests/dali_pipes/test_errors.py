@@ -19,7 +19,7 @@ HOSTILE = [
     ("\ud800", r"\ud800"),  # half of a surrogate pair: cannot be printed as UTF-8
     ("\udcff", r"\xff"),  # a byte of a name that is not UTF-8
     ("\U000e0001", r"\U000e0001"),  # an invisible tag
-    (r"Käse/写真 C:\new it's", r"Käse/写真 C:\new it's"),  # a name that people give their files is shown as it is
+    (r"Käse/写真 C:\new it's", r"Käse/写真 C:\new it's"),  # ordinary file names are not changed
 ]
 
 

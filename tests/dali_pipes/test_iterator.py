@@ -1,4 +1,4 @@
-"""What a loop has of a loader: batches that stay, labels, a text that shows it, and an end of the program."""
+"""Test loaders in loops: kept batches do not change; labels, ``repr`` and the end of the program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_batches_can_be_held(small_shards: Path) -> None:
 
 
 def test_shard_that_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
-    """The error is raised once, and the epoch goes on where it stopped. A missing shard: a link to nowhere."""
+    """The error is raised once, then the epoch goes on where it stopped. A broken link stands for the missing shard."""
     shards = write_shards(tmp_path, make_samples([(30, 30)] * 6), per_shard=3)
     path = tmp_path / "s-000001.tar"
     path.rename(tmp_path / "hidden")
@@ -63,7 +63,7 @@ def test_labels_contiguous_count_from_zero(tmp_path: Path) -> None:
 
 
 def test_repr_shows_the_path(small_shards: Path) -> None:
-    """The manifest's digest stands for the version of the data."""
+    """``repr`` shows the path, the manifest's digest, the order and the progress of a loader."""
     with loaders.open_loader(small_shards, seed=7) as loader:
         digest = loader.parts.inputs.manifest.digest[:12]
         next(loader)
@@ -82,7 +82,7 @@ def test_repr_shows_the_path(small_shards: Path) -> None:
 
 
 def test_program_that_ends_with_a_loader_open_says_nothing_and_does_not_wait_for_its_shards(tmp_path: Path) -> None:
-    """What is open ends with the process, with all shards but one still to fetch. Names of modules are gone then."""
+    """The process ends at once although 19 of 20 shards are not fetched. Python has already cleared its modules."""
     shards = write_shards(tmp_path, make_samples([(16, 16)] * 20), per_shard=1)
     program = (
         "import sys, threading\nimport dali_pipes as dp\nfrom dali_pipes.store.local import LocalStore\n"

@@ -134,7 +134,7 @@ def in_bucket(small_shards: Path, node_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def check(ends: Sequence[Callable[[Open], None]], cache_dir: Path, **options: Any) -> None:
-    """Each ending twice, after two that warm up: what a process makes once, such as DALI's pools, is there then."""
+    """Run all endings twice to create DALI's pools and the like, then twice again: the second time leaves nothing."""
     settings = {
         "graph": dp.segmentation(crop=16),
         "batch_size": 5,

@@ -63,7 +63,7 @@ def test_shuffle_of_all_that_memory_does_not_hold_is_refused(
 
 
 def test_refused_graph_ends_the_fetches_that_have_begun(small_shards: Path, tmp_path: Path) -> None:
-    """No thread, and no shard that is being filled, is left."""
+    """No fetch thread remains, and the next loader can read all shards from the same cache."""
     opened = partial(open_loader, small_shards, cache=dp.Cache(directory=tmp_path))
     with pytest.raises(dp.DataError, match=r"component 'depth\.png'"):
         opened(graph=lambda components, random: {"depth": components["depth.png"]})

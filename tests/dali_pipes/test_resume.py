@@ -68,7 +68,7 @@ def test_state_of_another_order_is_refused_and_nothing_is_lost(
     (loader,) = open_ranks(shards, 1, 6)
     read_steps([loader], samples, 1)
     state = loader.state_dict()
-    # tests/dali_pipes/order/test_state.py has all that can differ.
+    # tests/dali_pipes/order/test_state.py tests every difference.
     for changed, text in (
         ({"seed": 6}, "the state has seed=6, this loader seed=5; pass the state's"),
         ({"kind": "?"}, r"expected what state_dict\(\) gave, got a dict with the keys \['kind', 'version'"),
@@ -77,7 +77,7 @@ def test_state_of_another_order_is_refused_and_nothing_is_lost(
         with pytest.raises(dp.StateError, match=text):
             loader.load_state_dict(state | changed)
     rest = read_steps([loader], samples)
-    # Plain values: also where only weights may be loaded.
+    # The state has plain values only, so that `weights_only=True` can load it.
     torch.save(state, tmp_path / "state.pt")
     loader.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert read_steps([loader], samples) == rest
@@ -130,7 +130,7 @@ def test_loader_opened_with_a_state_gives_what_load_state_dict_does(
 
 
 def test_ranks_go_on_with_a_filter_factors_and_a_fixed_length(shards: Path, samples: list[Sample]) -> None:
-    """Two ranks read what one reads, and so does a resumed job, JSON in between; another selection is refused."""
+    """Two ranks, and a job resumed from JSON, read the same as one rank; a state of another selection is refused."""
 
     def selecting(factor: float) -> dict[str, Any]:
         where = {"where": lambda columns: columns.labels != 5}
@@ -182,7 +182,7 @@ def test_loader_opened_with_a_state_fetches_first_what_its_first_batch_names(
 def test_state_of_another_order_or_of_other_shards_is_refused_before_anything_is_staged(
     shards: Path, tmp_path: Path
 ) -> None:
-    """The order is compared before shards are looked for. No cache file is made."""
+    """The loader compares the order before it looks for shards. It makes no cache file."""
     (loader,) = open_ranks(shards, 1, 6)
     state = loader.state_dict()
     close([loader])

@@ -23,8 +23,8 @@ PASSWORD = "hunter2-and-more"
 SECRETS = (TOKEN, PASSWORD, base64.b64encode(f"user:{PASSWORD}".encode()).decode())
 STATUSES = (200, 206, 307, 400, 401, 403, 404, 422, 500)
 
-# What prints by itself, what prints an error, and what writes a record. All others print by `commands.output`, as
-# tests/test_imports.py says, and tests/dali_pipes/commands/test_output.py has that.
+# Commands that print by themselves, print an error or write a record. All others print by `commands.output`:
+# tests/test_imports.py checks that they do, and tests/dali_pipes/commands/test_output.py tests `commands.output`.
 _COMMANDS = {
     "doctor": 401,
     "prep info ais://b/x-": 500,
@@ -88,7 +88,7 @@ def all_output(
 def test_no_command_shows_the_token(
     line: str, status: int, monkeypatch: pytest.MonkeyPatch, all_output: Callable[[], str]
 ) -> None:
-    """With its traceback, against a server that repeats the request."""
+    """The server repeats the request in its answer; neither the output nor the traceback shows the token."""
     with scripted(echo(status)) as server:
         monkeypatch.setenv("AIS_ENDPOINT", server.endpoint)
         main(["-v", *line.split()])
@@ -99,7 +99,7 @@ def test_no_command_shows_the_token(
 
 
 def test_no_loader_shows_the_token(all_output: Callable[[], str]) -> None:
-    """The traceback of a training that ends, with all its causes. Its requests are a store's."""
+    """The store fails; neither the output nor the traceback, with all its causes, shows a secret."""
     with scripted(echo(401)) as server, pytest.raises(PipesError) as raised:
         dp.loader("ais://b/x-{0..3}.tar", dp.segmentation(), batch_size=2, endpoint=server.endpoint)
     shown = all_output() + _shown(raised.value)
@@ -158,7 +158,7 @@ def test_secret_is_masked_before_a_text_is_cut() -> None:
 
 
 def test_repr_of_a_loader_shows_no_token(small_shards: Path, tmp_path: Path) -> None:
-    """A token that stands in a path, as it may in a URL."""
+    """``repr`` hides a token that is part of the path."""
     keep_secret("token-of-the-cluster")
     link = tmp_path / "token-of-the-cluster"
     link.symlink_to(small_shards)

@@ -37,7 +37,7 @@ def in_threads(*targets: Callable[[], None]) -> None:
 
 
 def test_threads_at_once_get_each_sample_once_or_an_error(loader: dp.Loader) -> None:
-    """Three threads, two epochs: whoever is refused tries again; together they have each sample of an epoch once."""
+    """Three threads read two epochs. A refused thread tries again. Together they get each sample once an epoch."""
     refused: set[str] = set()
     for _ in range(2):
         keys: list[str] = []

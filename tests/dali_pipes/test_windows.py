@@ -45,7 +45,7 @@ def test_each_sample_comes_once_whatever_the_window(
     batch_size: int,
     num_slices: int,
 ) -> None:
-    """Two epochs of all ranks in step: counts of valid rows by policy, and every row is its sample's."""
+    """All ranks read two epochs in step: the policy decides the number of valid rows, and each row is right."""
     loaders = [
         open_loader(
             shards,
@@ -83,5 +83,5 @@ def test_cache_never_takes_more_than_it_may(shards: Path, samples: list[Sample],
         assert sum(loader.parts.share.extent_bytes) == total
         for _ in range(3):
             assert len(read_epoch([loader], samples)) == NUM_SAMPLES
-    # ext4 lists the pieces of a file in blocks of its own, which are no shards' bytes.
+    # ext4 uses extra blocks to list the extents of a file; they hold no bytes of shards.
     assert 0 < peak.num_bytes <= allowed + 2 * 4096

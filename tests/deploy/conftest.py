@@ -17,7 +17,7 @@ JOB = "4711"
 
 
 def wait_until(what: Callable[[], bool], *, process: subprocess.Popen[str]) -> None:
-    """Return when it is so; an error if the process ends before."""
+    """Wait until ``what()`` is true; fail if the process ends first."""
     while not what():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Stage(list[tuple[str, str]]):
-    """Its instructions: words and what follows them."""
+    """The instructions of one stage: each is a word and its arguments."""
 
     def texts(self, word: str) -> list[str]:
         return [text for name, text in self if name == word]

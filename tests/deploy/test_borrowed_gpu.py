@@ -36,7 +36,7 @@ def files_of(directory: Path, *sizes: int) -> list[tuple[str, Path]]:
 
 def test_what_is_laid_out_is_joined_again(tmp_path: Path) -> None:
     """Pieces may be taken in any order, one at a time, and again."""
-    # A file lies in two pieces, a piece holds three files, one is empty, one wants several buffers a piece.
+    # One file spans pieces, one piece holds several files, one file is empty, and a piece exceeds the read buffer.
     files = files_of(tmp_path / "files", 10, 25, 0, 3_000_000, 5)
     pieces = lay_out(files, tmp_path / "pieces", piece_bytes=1_500_000)
     assert [piece.stat().st_size for piece in pieces] == [1_500_000, 1_500_000, 40]

@@ -76,7 +76,7 @@ FOLDER = ROOT / "deploy" / "grafana"
 
 
 def test_every_figure_is_shown_and_no_other() -> None:
-    """By the panels, and the variables."""
+    """The panels and variables of the dashboard name every figure, and no other."""
     dashboard: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     variables = [one["query"] for one in dashboard["templating"]["list"]]

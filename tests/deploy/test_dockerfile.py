@@ -19,7 +19,7 @@ TAG = "{}{}".format(*sys.version_info[:2])
 
 
 def test_shell_scripts_and_dockerfiles_pass_their_linters() -> None:
-    """Those come with the extra ``dev``."""
+    """The extra ``dev`` installs the linters shellcheck and hadolint."""
     scripts = sorted({*ROOT.glob("deploy/**/*.sh"), *ROOT.glob("deploy/**/*.sbatch"), ROOT / ".ci" / "run"})
     assert len(scripts) >= 5
     for tool, paths in (
@@ -40,7 +40,7 @@ def test_images_are_pinned_and_run_as_nobody_special() -> None:
     (entrypoint,) = map(json.loads, STAGES["runtime"].texts("ENTRYPOINT"))
     assert entrypoint[:2] == ["/usr/bin/tini", "--"]
     assert entrypoint[2].endswith("deploy/entrypoint.sh")
-    for name in ("entrypoint.sh", "prune.sh", "slurm/node.sh"):  # COPY keeps modes, and srun starts files
+    for name in ("entrypoint.sh", "prune.sh", "slurm/node.sh"):  # COPY keeps the mode, and programs start these files
         assert os.access(ROOT / "deploy" / name, os.X_OK), name
 
 
@@ -81,7 +81,7 @@ INSTALLED = (
     "nvidia/dali/backend_impl.cpython-39-x86_64-linux-gnu.so "
     f"nvidia/dali/backend_impl.cpython-{TAG}-x86_64-linux-gnu.so"
 )
-"""Some files as the real packages leave them."""
+"""Some files that the real packages install."""
 
 
 @pytest.mark.parametrize(

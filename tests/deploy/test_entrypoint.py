@@ -75,7 +75,7 @@ def test_signals_reach_the_command(container: Container) -> None:
 @pytest.mark.parametrize(
     ("words", "called"),
     [
-        ("", ["dali-pipes --help"]),  # nothing is looked at for a help text
+        ("", ["dali-pipes --help"]),  # a help text needs no `doctor`
         ("doctor --json", ["dali-pipes doctor --json"]),
         ("prep index DIR", ["dali-pipes doctor", "dali-pipes prep index DIR"]),
         ("dali-pipes bench run", ["dali-pipes doctor", "dali-pipes bench run"]),
@@ -111,7 +111,7 @@ def test_cache_that_is_not_there_is_refused(container: Container) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, which only root can")
 def test_user_that_the_image_does_not_know_can_start() -> None:
     """`--user 4711`: a home that can be written, a name; a cache of root's is refused with whose it is."""
-    # pytest's directories are their owner's alone.
+    # Other users cannot read pytest's temporary directories.
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         directory.chmod(0o755)

@@ -36,7 +36,7 @@ def test_manifests_are_valid(version: str) -> None:
     for name in ("ais-service.yaml", "storage.yaml", "prep.yaml", "train.yaml"):
         for document in documents(name):
             kubernetes_validate.validate(document, version, strict=True)
-    # Schemas of PyTorchJob and RayJob are in no package; their pods are Kubernetes' own.
+    # No package has schemas of PyTorchJob and RayJob, but their pods follow the schema of Kubernetes.
     for pod in pods().values():
         document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": pod}
         kubernetes_validate.validate(document, version, strict=True)
@@ -67,7 +67,7 @@ def test_trainings_resume_and_their_directories_are_mounted(name: str) -> None:
     num_gpus = container["resources"]["limits"]["nvidia.com/gpu"]
     assert int(launcher.get("nproc-per-node") or spec["nprocPerNode"]) == num_gpus
     if name == "train-nodes.yaml":
-        # Replicas, the rendezvous' bounds and the order's slices: a difference waits for ever, or reads twice.
+        # The counts of replicas, rendezvous and slices must agree; otherwise pods wait for ever or read twice.
         replicas = spec["pytorchReplicaSpecs"]["Worker"]["replicas"]
         assert launcher == {}, "PET_ variables of the operator say it"
         assert replicas == spec["elasticPolicy"]["minReplicas"] == spec["elasticPolicy"]["maxReplicas"]

@@ -1,4 +1,4 @@
-"""What ``make`` installs for each choice of CUDA, and of the system's tools."""
+"""Test what ``make`` installs for each choice of CUDA."""
 
 import os
 import shutil

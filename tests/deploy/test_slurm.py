@@ -99,13 +99,13 @@ def test_preempted_steps_clean_up_and_are_not_put_back_here(slurm: Slurm, words:
 
 
 def test_what_sigkill_left_is_removed_by_the_next_job_on_the_node(slurm: Slurm) -> None:
-    """But not those of jobs that Slurm knows, nor loaders' own, nor other users', nor any where Slurm is silent."""
+    """Caches of known jobs, of other users and of loaders stay. If squeue fails, every cache stays."""
     others = [slurm.disks / f"dali-pipes-{name}" for name in ("1000", "job-18", "job-19")]
     left = slurm.disks / "dali-pipes-job-17"
     for directory in (left, *others):
         directory.mkdir()
     if os.getuid() == 0:
-        os.chown(others[-1], 4711, 4711)  # `squeue --me` does not know their jobs
+        os.chown(others[-1], 4711, 4711)  # `squeue --me` does not list other users' jobs
     slurm.queue.write_text("18\n4711\n" if os.getuid() == 0 else "18\n19\n4711\n")
     slurm.queue.rename(slurm.directory / "gone")  # squeue fails
     assert slurm.end(slurm.on_node("true")) == ""
@@ -180,7 +180,7 @@ def shards(slurm: Slurm) -> Path:
 
 
 def submit_part(slurm: Slurm, *words: str | Path, array: tuple[int, ...] = (), **variables: str) -> Any:
-    """A task of an array: its number, and the first and last of all; or no array."""
+    """Submit a job; ``array`` is a task's number and the first and last number of the array, or empty."""
     if array:
         number, first, last = array
         values = {"ID": number, "MIN": first, "MAX": last, "COUNT": last - first + 1}
@@ -195,7 +195,7 @@ def test_tasks_of_an_array_index_what_one_process_does(slurm: Slurm, shards: Pat
     for path in shards.glob("*.safetensors"):
         path.unlink()
     jobs = [submit_part(slurm, "index", shards, array=(number, 1, 3)) for number in (1, 3)]
-    jobs.insert(1, submit_part(slurm, "index", shards, array=(2, 2, 2), PARTS="3"))  # as one that is done again
+    jobs.insert(1, submit_part(slurm, "index", shards, array=(2, 2, 2), PARTS="3"))  # a task that is run again alone
     for number, job in enumerate(jobs, 1):
         out, said = job.communicate(timeout=240)
         assert job.returncode == 0, said
@@ -225,7 +225,7 @@ def job(slurm: Slurm) -> str:
 
 
 def submit_ray(slurm: Slurm, job: str, *words: str | Path, **variables: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr of a job of two nodes with two CPUs each, of which nothing is left."""
+    """Run a job on two nodes with two CPUs each; give exit code, stdout and stderr. It leaves no Ray files."""
     variables |= {"SLURM_JOB_ID": job, "SLURM_JOB_NUM_NODES": "2", "PYTHONPATH": str(ROOT)}
     process = slurm.submit(*words, script="ray.sbatch", **variables)
     out, said = process.communicate(timeout=400)

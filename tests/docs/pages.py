@@ -12,7 +12,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 _END = "@ end of block"
 RUN_FILE = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
-"""``python -c RUN_FILE FILE ARGUMENTS`` runs a file, by the fork server of the tests."""
+"""``python -c RUN_FILE FILE ARGUMENTS`` runs a file through the fork server of the tests."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ def run_python(*arguments: str, folder: Path, **variables: str) -> str:
 
 
 def run_blocks(page: Path, *, folder: Path, **variables: str) -> int:
-    """Run every block of a page in one shell, in its order, and compare what it shows; returns their number."""
+    """Run the blocks of a page in order in one shell, check what they print, and return their number."""
     blocks, files = blocks_of(page)
     for name, text in files.items():
         (folder / name).write_text(text)

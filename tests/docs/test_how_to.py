@@ -145,7 +145,7 @@ def _tokens(number: int) -> bytes:
 
 
 def _sample(number: int, *names: str) -> Sample:
-    """With the components that any page uses, or these."""
+    """A sample with the named components, or with every component that a page uses."""
     components = {
         "jpg": photo_bytes(number, 80 + number % 7, 72),
         "png": mask_bytes(number, 80 + number % 7, 72),

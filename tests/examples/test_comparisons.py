@@ -38,7 +38,7 @@ def test_losses_of_both_loaders_are_equal_step_by_step(
     assert largest["losses of one model"] <= 1e-6
     # Measured: 7e-4 on pets; a wrong sample or crop is 1e-2 and more.
     assert largest["losses of two trainings"] <= 5e-3
-    # Normalised photos are not equal bit for bit, and a tolerance of 0 says so.
+    # Normalised photos are not equal bit for bit, so a tolerance of 0 fails.
     monkeypatch.setitem(compare_loaders.TOLERANCES, "float32", 0.0)
     with pytest.raises(PipesError, match=r"float32: photos differ by up to \d\.\d+e-07, expected at most 0"):
         compare_loaders.main(["losses", "--shards", str(photo_shards), *OPTIONS, "--steps", "2"])

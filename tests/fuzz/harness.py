@@ -19,7 +19,7 @@ class Outcome:
     """What a target did with its inputs."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """Inputs that were taken, and that were refused with an error of ours; ``seconds`` of the check."""
+    """The numbers of inputs ``taken`` and ``refused`` with an error of ours, and the ``seconds`` of checking."""
     findings: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ def fuzz(
     seconds: float | None = None,
     report: Callable[[Outcome], object] = lambda outcome: None,
 ) -> Outcome:
-    """Fuzz one target, by its ``num_daily`` inputs or for so many seconds, without those that workers take to start.
+    """Fuzz one target with its ``num_daily`` inputs, or for ``seconds``; the start of a worker does not count.
 
     A worker that crashes is replaced by another with the next seed. ``keep`` gets inputs of findings, and the files
     that were made of them; ``report`` is told the outcome so far from time to time, and at the end.
@@ -64,14 +64,14 @@ def fuzz(
 def _run_worker(
     name: str, seed: int, folder: Path, seconds: float | None, outcome: Outcome, report: Callable[[Outcome], object]
 ) -> str:
-    """Run one worker until it ends; add its counts, and return what it found, if anything."""
+    """Run one worker until it ends, add its counts, and return its finding, or an empty text."""
     before = outcome.counts.copy()
     command = [sys.executable, "-m", "tests.fuzz.worker", name, str(seed), str(folder), str(seconds or "")]
     log = folder / "log"
     with log.open("wb") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as worker:
         assert worker.stdout is not None
         for line in worker.stdout:
-            if line.startswith(b"{"):  # not what a library prints
+            if line.startswith(b"{"):  # libraries print other lines
                 outcome.counts = before + Counter(json.loads(line))
                 report(outcome)
     if not worker.returncode:

@@ -8,17 +8,17 @@ from typing import ClassVar, Literal
 
 Answer = Literal["taken", "refused"]
 
-# A worker that has gone on for so long without a word hangs: far above what the slowest machine needs.
+# A worker hangs if it reports nothing for this time. The slowest machine needs far less.
 HANG_S = 900.0
 
 
 def watch(hang_s: float = HANG_S) -> None:
-    """End this process if it does not call this again in time; its stderr then has where each thread was."""
+    """End this process unless it calls this again within ``hang_s``; stderr then shows the stack of each thread."""
     faulthandler.dump_traceback_later(hang_s, exit=True)
 
 
 class BrokenPromiseError(AssertionError):
-    """The code took what it must refuse, gave other bytes than were there, or ended its process.
+    """The code took an input that it must refuse, gave wrong bytes, or ended its process.
 
     ``files`` are those that the input stands for, where it does not hold them itself.
     """
@@ -40,7 +40,7 @@ class Target(ABC):
     """
 
     num_daily: ClassVar[int] = 400
-    """Mutants that every run of the tests checks; some are taken, some refused."""
+    """The number of mutants that every test run checks; the code takes some and refuses some."""
 
     @abstractmethod
     def seeds(self) -> Sequence[bytes]:

@@ -11,12 +11,12 @@ from tests.fuzz.targets.all import SEED, TARGETS
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_fuzz(name: str, tmp_path: Path) -> None:
-    """Seed and number are fixed, so that a run can be repeated; `make fuzz` draws its own."""
+    """Seed and number are fixed, so that a run can be repeated; `make fuzz` draws other seeds."""
     outcome = fuzz(name, seed=1, keep=tmp_path)
     assert outcome.findings == []
     # Whatever the table of loaders holds, none of them lives.
     assert outcome.counts["refused"] > 0 or name == "cache-slots"
-    # In nearly every batch, a photo is broken.
+    # Nearly every batch has a broken photo.
     assert outcome.counts["taken"] > 0 or name == "photo-batches"
 
 
@@ -29,7 +29,7 @@ def test_fuzz(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_harness_sees_what_goes_wrong(name: str, expected: str, files: list[str], tmp_path: Path) -> None:
-    """With the input, and the photos of a batch; otherwise its silence would mean nothing."""
+    """The harness reports each kind of failure, and keeps the input and the photos of its batch."""
     (finding,) = fuzz(name, seed=1, keep=tmp_path).findings
     assert expected in finding
     (kept,) = tmp_path.glob("*.bin")

@@ -47,7 +47,7 @@ def main() -> int:
                 reported_at = time.monotonic()
                 print(json.dumps(counts | {"seconds": reported_at - begun_at}), flush=True)
         return 0
-    except BaseException as exc:  # of a library in Rust, a panic is no `Exception`
+    except BaseException as exc:  # a panic of a Rust library is no `Exception`
         (folder / "finding").write_text(f"{type(exc).__name__}: {exc}")
         if isinstance(exc, BrokenPromiseError):
             exc.keep_files(folder / "files")

@@ -40,13 +40,13 @@ MODELS: dict[str, Model] = {
         users.statistics,
     )
 }
-# A draw of the plan takes some 30 ms, the others half a second to two.
+# One draw of `plan` takes about 30 ms, one of another model 0.5 to 2 s.
 _EACH_ROUND = Counter({"plan": 20})
 PRINT_S = 60.0
 
 
 def draw(name: str, seed: int) -> str:
-    """One comparison; what was compared.
+    """Run one comparison, and return a text that says what it compared.
 
     Raises:
         AssertionError: If model and project differ.
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for number in range(1 if given.draws else _EACH_ROUND[name] or 1):
                 try:
                     draw(name, seed + number)
-                except Exception:  # noqa: BLE001 - whatever it is, it is a finding
+                except Exception:  # noqa: BLE001 - every exception is a finding
                     failures += 1
                     print(f"{name}: seed {seed + number}", flush=True)
                     traceback.print_exc(file=sys.stdout)

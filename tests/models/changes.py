@@ -1,4 +1,4 @@
-"""What happens to data sets: versions that are added and removed, photos that are bad, and the lists of both."""
+"""Changes of data sets: samples are added and removed in versions, and bad photos are listed."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from tests.models.world import Truth, build, draw_samples, photo_of
 
 
 def command(*arguments: str) -> str:
-    """Run a command of this project in this process; what it printed."""
+    """Run a command of this project in this process, and return what it printed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         code = main([*arguments])
@@ -32,7 +32,7 @@ def whole(components: dp.Components, random: dp.Random) -> dict[str, Any]:
 
 
 def contents(url: str, **options: Any) -> list[tuple[str, int, int]]:
-    """Key, number that the photo's colour tells, and class of each sample of an epoch, in order."""
+    """The key, the number in the photo's colour and the class of each sample of an epoch, in order."""
     found = []
     usual = {"batch_size": 7, "device": "cpu", "shuffle": False, "outputs": dp.Outputs(keys=True)}
     with dp.loader(url, whole, **(usual | options)) as loader:
@@ -44,7 +44,7 @@ def contents(url: str, **options: Any) -> list[tuple[str, int, int]]:
 
 
 def versions(random: np.random.Generator, folder: Path) -> str:
-    """Versions hold what a user added and did not remove, in the order of coming; older ones stay as they were."""
+    """A version holds the samples that a user added and did not remove, in order; older versions do not change."""
     names = ["cat", "dog", "fox", "owl"]
     source, url = folder / "source", f"{folder}/data/animals-"
     numbers = iter(range(10_000))
@@ -106,7 +106,7 @@ def _cut(data: bytes) -> bytes:
 
 
 def _spoilt(data: bytes) -> bytes:
-    """A pixel stream that does not inflate, with a right checksum of its chunk."""
+    """A PNG whose pixel data cannot be inflated, although its chunk has the right checksum."""
     import zlib
 
     start = data.index(b"IDAT") + 4
@@ -125,7 +125,7 @@ DAMAGES: tuple[Callable[[bytes], bytes], ...] = (
 
 
 def bad_samples(random: np.random.Generator, folder: Path) -> str:
-    """A bad photo's place is taken by its neighbour's; nothing else changes; its key is listed, and can be excluded."""
+    """A neighbour replaces each bad photo, and nothing else changes; the key is listed and can be excluded."""
     samples = draw_samples(random, int(random.integers(6, 40)))
     share = float(random.choice([0.05, 0.2, 0.6]))
     bad = {number for number in range(len(samples)) if random.random() < share}

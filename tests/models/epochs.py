@@ -25,7 +25,7 @@ def draw_shuffle(random: np.random.Generator, num_shards: int) -> bool | dp.Shuf
 
 
 def read_ranks(loaders: Sequence[dp.Loader], world: World) -> list[list[list[Row]]]:
-    """One epoch of all ranks in step: rank -> batch -> row. All have as many batches as their length says."""
+    """Read one epoch of all ranks in step: rank -> batch -> row. Each rank has ``len(loader)`` batches."""
     iterators = [iter(loader) for loader in loaders]
     lengths = {len(loader) for loader in loaders}
     assert len(lengths) == 1
@@ -71,7 +71,7 @@ def epochs(random: np.random.Generator, folder: Path) -> str:
                     assert sizes == sorted(sizes, reverse=True)
                     assert [row for row in rows if row.valid] == left
                 else:
-                    # With slices, a rank's repeated samples stand behind its others, not behind those of all ranks.
+                    # With slices, a rank's repeated samples come after its own samples, not after all ranks' samples.
                     if slices > 1 and step == len(loaders[0]) - 1:
                         rows, expected = sorted(rows, key=repr), sorted(expected, key=repr)
                     assert rows == expected
@@ -80,7 +80,7 @@ def epochs(random: np.random.Generator, folder: Path) -> str:
                 assert sum(counts.values()) == whole.num_samples // total * total
             elif slices == 1:
                 assert counts == Counter(world.keys)
-            else:  # slices shorter than the longest repeat samples
+            else:  # short slices repeat samples until all slices have the same length
                 assert set(counts) == set(world.keys)
             for loader in [*loaders, whole]:
                 loader.reset()
@@ -91,7 +91,7 @@ def epochs(random: np.random.Generator, folder: Path) -> str:
 
 
 def resume(random: np.random.Generator, folder: Path) -> str:
-    """A job goes on at the exact next sample, with its random numbers, with other ranks and another batch size."""
+    """A job resumes at the next sample with the same random numbers, also with other ranks and another batch size."""
     world = build(folder / "world", draw_samples(random, int(random.integers(10, 60))), random)
     shuffle = draw_shuffle(random, world.shard_of[-1] + 1)
     if isinstance(shuffle, dp.Shuffle) and shuffle.slices > 1:
@@ -133,7 +133,7 @@ def resume(random: np.random.Generator, folder: Path) -> str:
             if is_over and random.integers(2):
                 for loader in loaders:
                     loader.reset()
-            if is_over:  # the loop has ended: the next epoch begins, with reset() or without
+            if is_over:  # after the loop the next epoch begins, with or without reset()
                 epoch, given = epoch + 1, 0
             states = [json.dumps(loader.state_dict()) for loader in loaders]
             assert len(set(states)) == 1
@@ -192,7 +192,7 @@ def selection(random: np.random.Generator, folder: Path) -> str:
 
 
 def mixture(random: np.random.Generator, folder: Path) -> str:
-    """Weights are exact in every epoch, and a set's samples come equally often over the epochs."""
+    """Weights are exact in every epoch; over the epochs, all samples of a data set come equally often."""
     first = build(folder / "first", draw_samples(random, int(random.integers(3, 40)), prefix="a"), random)
     second = build(folder / "second", draw_samples(random, int(random.integers(3, 40)), prefix="b"), random)
     weights = {"first": int(random.integers(1, 5)), "second": int(random.integers(1, 5))}

@@ -1,4 +1,4 @@
-"""What the reader gives, byte for byte, of tars of any dialect, and a loop that any user may write over a loader."""
+"""The reader gives the exact bytes of tars of any dialect; a loader follows any loop that a user may write."""
 
 import io
 import json
@@ -19,7 +19,7 @@ FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarf
 
 
 def draw_key(random: np.random.Generator, number: int, *, longest: int) -> str:
-    """A key in a folder of up to two levels, that its number makes one of a kind."""
+    """A key in up to two levels of folders; ``number`` makes it unique."""
     words = [
         "".join(random.choice(LETTERS, int(random.integers(1, longest)))).strip() or "w"
         for _ in range(int(random.integers(1, 4)))
@@ -75,7 +75,7 @@ def reader(random: np.random.Generator, folder: Path) -> str:
 
 
 def directory_entry(name: str) -> tarfile.TarInfo:
-    """A folder, as tar programs write one."""
+    """The entry of a folder, as tar programs write it."""
     entry = tarfile.TarInfo(name)
     entry.type = tarfile.DIRTYPE
     return entry
@@ -118,9 +118,7 @@ def loops(random: np.random.Generator, folder: Path) -> str:
                 assert found == orders[epoch][given : given + len(found)], where
                 given += len(found)
             elif act in ("take", "loop", "dicts", "dataset"):
-                if given == len(
-                    world.samples
-                ):  # the position is the end of an epoch: what comes next is said, not guessed
+                if given == len(world.samples):  # at the end of an epoch, `set_epoch` starts the next
                     epoch, given = epoch + 1, 0
                     loader.set_epoch(epoch)
                 if act == "dataset" and given:

@@ -1,4 +1,4 @@
-"""A draw of each model; `make models` goes on for MINUTES."""
+"""Run one draw of each model; `make models` runs draws for MINUTES."""
 
 import pytest
 

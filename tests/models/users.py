@@ -1,4 +1,4 @@
-"""Users who stop, save and go on as they like; orders of thousands of samples; statistics of what comes."""
+"""Users stop, save and resume at any point; orders have thousands of samples; statistics of the order."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.models.world import build, draw_samples, open_probe, rows_of
 
 
 def faces(random: np.random.Generator, folder: Path) -> str:
-    """`as_dataloader` gives what its `each_iter` says after whole and broken loops, and after a resume."""
+    """`as_dataloader` follows its `each_iter` after whole loops, after broken loops and after a resume."""
     world = build(folder / "world", draw_samples(random, int(random.integers(6, 40))), random)
     batch_size, seed = int(random.integers(2, 8)), int(random.integers(100))
     kind = ("next", "rest", "same")[random.integers(3)]
@@ -36,7 +36,7 @@ def faces(random: np.random.Generator, folder: Path) -> str:
             said.append(act)
             if act == "set":
                 chosen = int(random.integers(4))
-                # After a resume the state's epoch means its rest.
+                # After a resume, `set_epoch` with the state's epoch keeps the position in it.
                 epoch, given = chosen, given if is_resumed and chosen == epoch else 0
                 face.set_epoch(epoch)
                 continue
@@ -50,7 +50,7 @@ def faces(random: np.random.Generator, folder: Path) -> str:
                 is_resumed = True
                 continue
             if given and given == len(orders[epoch]) and not is_resumed:
-                epoch, given = epoch + 1, 0  # the loop before was left at the last batch
+                epoch, given = epoch + 1, 0  # the previous loop broke at the last batch
             is_resumed = False
             expected = orders[epoch][given:]
             most = len(face) + 1 if act == "whole" else int(random.integers(1, len(face) + 1))
@@ -70,7 +70,7 @@ def faces(random: np.random.Generator, folder: Path) -> str:
             elif kind == "same":
                 given = 0
             else:
-                # A loop that was left by break: a state says where it stands; a new iteration is the next epoch.
+                # After a `break`, a state has the position in the epoch; a new iteration starts the next epoch.
                 if random.integers(2):
                     said.append("resume")
                     state = json.loads(json.dumps(face.state_dict()))
@@ -87,7 +87,7 @@ def faces(random: np.random.Generator, folder: Path) -> str:
 
 
 def plan(random: np.random.Generator, folder: Path) -> str:
-    """Thousands of samples: each once, dealt evenly, windows within their bytes, and a position resumes exactly."""
+    """Each of thousands of samples comes once, ranks get equal shares, windows fit, and a resume is exact."""
     num_shards = int(random.integers(1, 60))
     samples, sizes = random.integers(1, 80, num_shards), random.integers(1, 1_000_000, num_shards)
     world_size, batch_size = int(random.integers(1, 9)), int(random.integers(1, 65))
@@ -139,9 +139,9 @@ def plan(random: np.random.Generator, folder: Path) -> str:
 
 
 def statistics(random: np.random.Generator, folder: Path) -> str:
-    """Each position is as probable for each sample; coins and uniform numbers are fair and independent of the order.
+    """Every sample has every position equally often; coins and uniform numbers are fair and independent of the order.
 
-    A limit is passed by chance less than once in a hundred million draws.
+    By chance, a draw exceeds a limit less than once in a hundred million draws.
     """
     num, times = int(random.integers(10, 60)), 600
     positions = np.empty((times, 2), np.int64)

@@ -42,7 +42,7 @@ class World:
 
 
 def photo_of(number: int, height: int, width: int) -> bytes:
-    """A PNG in one colour that tells the sample's number."""
+    """A PNG in one colour that encodes the sample's number."""
     pixels = np.empty((height, width, 3), np.uint8)
     pixels[:] = (number % 256, number // 256, 200)
     stream = io.BytesIO()
@@ -53,7 +53,7 @@ def photo_of(number: int, height: int, width: int) -> bytes:
 def draw_samples(
     random: np.random.Generator, num: int, *, prefix: str = "k", num_classes: int = 4, complete: bool = True
 ) -> list[Truth]:
-    """Samples with random sizes and classes; some without a caption unless they are to be complete."""
+    """Samples with random sizes and classes; without `complete`, some have no caption."""
     samples = []
     for number in range(num):
         height, width = (int(side) for side in random.integers(8, 40, 2))
@@ -84,7 +84,7 @@ def build(folder: Path, samples: Sequence[Truth], random: np.random.Generator) -
 
 
 def probe(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-    """Which sample; bytes, decoded colour and random numbers of each."""
+    """The ordinal, label, bytes, decoded colour and random numbers of each sample."""
     from nvidia.dali import fn, types
 
     photo = components["png"]
@@ -113,7 +113,7 @@ class Row:
 
 
 def rows_of(batch: dict[str, Any], world: World) -> list[Row]:
-    """The rows of a batch of `probe`, each held against the bytes that were packed."""
+    """The rows of a batch of `probe`, each compared with the sample that was packed."""
     rows = []
     for number, key in enumerate(batch["key"]):
         truth = world.samples[int(batch["ordinal"][number])]

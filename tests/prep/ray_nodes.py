@@ -1,4 +1,4 @@
-"""The end of Ray's workers and nodes while one of them is in the middle of an object."""
+"""Helpers that kill Ray's workers and nodes in the middle of an object."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ def expect_only_its_tasks_were_repeated(gate: Path) -> None:
 
 
 def occupy(folder: str) -> None:
-    """Keep a node's CPUs until a file is there."""
+    """Keep a node's CPUs busy until the file `free` exists."""
     (Path(folder) / "busy").touch()
     while not (Path(folder) / "free").exists():
         time.sleep(0.05)
@@ -46,7 +46,7 @@ def occupy(folder: str) -> None:
 
 @contextlib.contextmanager
 def without_head(cluster: Any, folder: Path) -> Iterator[Callable[[int], None]]:
-    """Only two new nodes do tasks, not the head; gives a function that kills the node of a worker."""
+    """Let only two new nodes run tasks, not the head; yield a function that kills a worker and its node."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

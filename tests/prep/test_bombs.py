@@ -87,7 +87,7 @@ def test_compressed_tar_is_shuffled_in_little_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.cls"])
 def test_large_members_are_indexed_in_little_memory(tmp_path: Path, name: str) -> None:
-    """A photo's header is at its front; a label is short. Verify names the photo, and does not decode it."""
+    """Index reads only the front of a photo, and refuses a long label. Verify names the photo without decoding it."""
     write_sparse(tmp_path / "s-0.tar", name)
     peak, code, text = run("prep", "index", tmp_path)
     assert peak < PEAK, text

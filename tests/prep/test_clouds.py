@@ -22,7 +22,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_every_stage_writes_what_a_directory_gets(bucket: str, photos: Path, tmp_path: Path) -> None:
-    """Packed, indexed, shuffled by two processes, indexed: all objects but the manifests, which name their place."""
+    """Pack, index, shuffle and transform write the same objects, except manifests: a manifest names its place."""
     stores = [open_store(f"{place}/a-", endpoint=None)[0] for place in (bucket, str(tmp_path / "local"))]
     for place, jobs in ((bucket, "2"), (str(tmp_path / "local"), "1")):
         run_prep("pack", "imagefolder", photos, f"{place}/a-", "--max-count", "4")

@@ -36,7 +36,7 @@ def manifest_of(folder: Path) -> bytes:
 
 
 def refuse(*arguments: str | Path, expect: str) -> None:
-    """A command ends with an error of this text."""
+    """Assert that a command fails with an error that matches ``expect``."""
     run_prep(*arguments, expect=StoreError, match=expect)
 
 
@@ -46,7 +46,7 @@ def refuse(*arguments: str | Path, expect: str) -> None:
         ("{}", "--allow-missing"),
         ("{}/s-", "--allow-missing"),
         ("{}/*.tar", "--allow-missing"),
-        ("{}/s-{{000002..000003}}.tar", "--overwrite"),  # a part of the set is named
+        ("{}/s-{{000002..000003}}.tar", "--overwrite"),  # the URL names a part of the set
     ],
 )
 def test_index_drops_no_shard_from_a_manifest_without_overwrite(folder: Path, url: str, option: str) -> None:
@@ -67,12 +67,12 @@ def test_index_adds_shards_and_keeps_the_others(folder: Path) -> None:
 
 
 def test_a_first_index_of_shards_with_gaps_in_their_numbers_is_refused(folder: Path) -> None:
-    """A part of the pack that was forgotten."""
+    """A shard was lost after the pack, so the number sequence has a gap."""
     for name in (manifest_name("s-"), LACKING):
         (folder / name).unlink()
     refuse("index", folder, expect=f"no shard '{folder}/{LACKING}'; .* its 3 shards have gaps, missing: 1 of 4")
     run_prep("index", folder, "--allow-missing")
-    run_prep("index", folder)  # a manifest is there, which somebody has accepted
+    run_prep("index", folder)  # the manifest lists these shards, so no option is needed
 
 
 def test_index_replaces_a_manifest_that_it_cannot_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -158,7 +158,7 @@ def test_index_of_a_bucket_goes_on_by_the_checksums_of_the_cluster(folder: Path,
     before: list[int] = []
     shards = resolve_shards(f"{bucket.url}/s-", endpoint=bucket.endpoint)
     data = bucket.read(NAMES[0])
-    bucket.write(NAMES[0], data[:512] + b"4" + data[513:])  # of the same size: another class id
+    bucket.write(NAMES[0], data[:512] + b"4" + data[513:])  # same size, another class id
     manifest = index_shards(shards, on_before=before.append)
     assert before == [3]
     assert manifest.checksums.tolist() == index_shards(shards, anew=True).checksums.tolist()

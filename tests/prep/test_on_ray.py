@@ -1,4 +1,4 @@
-"""Commands of prep on a real Ray on this machine: the result of one process, also after a kill -9.
+"""Commands of prep on a real Ray on this machine give the result of one process, also after a kill -9.
 
 Ray starts once for the module, with two CPUs in one node.
 """
@@ -41,7 +41,7 @@ look = on_ray._marks
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[Any]:
-    """A node of two CPUs, to which this process is connected; other nodes can be added."""
+    """A Ray cluster with one node of two CPUs. This process is connected to it; tests can add nodes."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = pytest.importorskip("ray", reason="needs the extra ray")
     from ray.cluster_utils import Cluster
@@ -71,7 +71,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """Where a `GatedStore` holds its writer up."""
+    """The directory by which a `GatedStore` stops its writer."""
     (tmp_path / "gate").mkdir()
     return tmp_path / "gate"
 
@@ -82,7 +82,7 @@ def contents(store: LocalStore, names: tuple[str, ...]) -> list[bytes]:
 
 @contextmanager
 def worker_killed_at(gate: Path) -> Iterator[None]:
-    """A worker is killed where it waits at the gate; another one does its task."""
+    """Kill a worker while it waits at the gate; assert that only its tasks were repeated."""
     thread = killing(gate, lambda worker: os.kill(worker, signal.SIGKILL))
     thread.start()
     yield
@@ -104,7 +104,7 @@ def test_tasks_come_back_in_order_and_errors_as_they_are() -> None:
 
 
 def test_every_command_gives_the_results_of_one_process(tmp_path: Path) -> None:
-    """Files of a folder are packed, described, indexed, transformed, verified and added to."""
+    """Pack, info, index, transform, verify and add give the same reports and files."""
     first, more = (
         pets(write_pets(tmp_path / folder, {f"cat_{number}": 1 for number in numbers}))
         for folder, numbers in (("first", range(7)), ("more", range(10, 15)))
@@ -133,7 +133,7 @@ def test_every_command_gives_the_results_of_one_process(tmp_path: Path) -> None:
 
 
 def test_exchange_whose_worker_is_killed_gives_the_bytes_of_one_process(tmp_path: Path, gate: Path) -> None:
-    """In the middle of an output."""
+    """The kill comes in the middle of an output shard."""
     store = LocalStore(tmp_path / "shards")
     shards = ShardSet(store=store, names=pack(make_source(43), store=store, max_count=10, jobs=1).shards)
     held = GatedStore(tmp_path / "out", held="mixed-000001.tar", gate=gate)
@@ -146,7 +146,7 @@ def test_exchange_whose_worker_is_killed_gives_the_bytes_of_one_process(tmp_path
 def test_ctrl_c_leaves_no_half_written_shard_and_the_next_run_finishes(
     cluster: Any, tmp_path: Path, gate: Path
 ) -> None:
-    """As a terminal sends it, to the command and its group. Ray itself may crash: its exit code is no promise."""
+    """The test signals the process group, as a terminal does. Ray itself may crash, so any exit code but 0 is right."""
     out, expected = LocalStore(tmp_path / "out"), LocalStore(tmp_path / "expected")
     command = [sys.executable, "-m", "tests.prep.held_pack", str(out.directory), str(gate)]
     environment = os.environ | {"RAY_ADDRESS": cluster.address}
@@ -181,7 +181,7 @@ def test_directory_that_a_node_does_not_share_is_refused(tmp_path: Path, monkeyp
 
 @pytest.mark.nightly
 def test_pack_whose_node_is_killed_gives_the_shards_of_one_process(cluster: Any, tmp_path: Path, gate: Path) -> None:
-    """A node's raylet and its worker die by kill -9 with half of a shard written: another node repeats the task."""
+    """Kill -9 ends a node's raylet and its worker with half of a shard written; another node repeats the task."""
     held = GatedStore(tmp_path / "killed", held="samples-000001.tar", gate=gate)
     expected = LocalStore(tmp_path / "expected")
     with without_head(cluster, tmp_path / "head") as kill:
@@ -200,7 +200,7 @@ def test_pack_whose_node_is_killed_gives_the_shards_of_one_process(cluster: Any,
 
 @pytest.mark.nightly
 def test_a_ray_of_our_own_leaves_nothing_behind(tmp_path: Path) -> None:
-    """No token in the home directory, which every later Ray would ask for; and it starts twice."""
+    """Ray starts twice and leaves no token in the home directory: every later Ray would ask for that token."""
     program = """
 from prep.workers import open_workers
 from tests.prep.workers_tasks import double

@@ -39,7 +39,7 @@ def test_loader_reads_each_sample(mixed: tuple[Path, str]) -> None:
 
 
 def test_verify_view_info_and_bench_take_the_same_components(mixed: tuple[Path, str], tmp_path: Path) -> None:
-    """Verify with an index and without."""
+    """Verify accepts the shards with an index and without; the other commands find the same photos and mask."""
     shards, mask = mixed
     for path in shards.glob("*.tar"):
         (tmp_path / path.name).write_bytes(path.read_bytes())

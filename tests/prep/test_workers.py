@@ -61,7 +61,7 @@ def test_map_says_which_task_a_worker_was_killed_at() -> None:
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_stream_takes_only_so_many_tasks_ahead_and_ends_the_workers(jobs: int) -> None:
-    """Results that nobody has taken yet wait in memory, so their number is bounded. It may be left early."""
+    """Untaken results wait in memory, so their number is bounded. Closing the stream early ends the workers."""
     taken: list[int] = []
 
     def tasks() -> Iterator[int]:
@@ -96,7 +96,7 @@ def test_jobs_are_checked_and_no_more_than_there_is_to_do() -> None:
 
 
 def test_close_unwinds_what_workers_are_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when a shard is half written: what must be cleaned up is, however slow the machine."""
+    """Running tasks clean up, as after a half-written shard, even on a slow machine."""
     monkeypatch.setattr("prep.workers.processes._STOP_TIMEOUT_S", 300.0)
     workers = Workers(2)
     files = [str(tmp_path / name) for name in "ab"]
@@ -114,7 +114,7 @@ def test_close_unwinds_what_workers_are_at(tmp_path: Path, monkeypatch: pytest.M
     workers.close()
     workers.close()
     thread.join(300)
-    assert not thread.is_alive()  # the tasks would wait for 600 s
+    assert not thread.is_alive()  # without close, the tasks would wait for 600 s
     assert list(tmp_path.iterdir()) == []
     assert failed
 

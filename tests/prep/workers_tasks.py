@@ -1,4 +1,4 @@
-"""Tasks of workers, in a module that their processes import: it imports little."""
+"""Tasks that workers run. Worker processes import this module, so it imports little."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def count_setup(directory: Path) -> None:
 
 
 def touch_and_wait(task: str, report: Report) -> None:
-    """A file that is there for as long as this runs."""
+    """Write a file, wait, and delete the file when the task ends."""
     path = Path(task)
     path.write_text(str(os.getpid()))
     try:

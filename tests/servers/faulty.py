@@ -47,16 +47,16 @@ class Seen:
 
 
 class FaultyProxy:
-    """A proxy before a cluster, or another store.
+    """A proxy before a cluster or another store that breaks some answers.
 
     Args:
-        upstream: The store, http.
+        upstream: The store's http URL.
         rate: The share of requests for objects that break; each hop of a redirect is a request.
-        seed: Of which ones, and how.
+        seed: Decides which requests break, and how.
         kinds: Of `KINDS`.
         stall_s: How long a stall lasts.
         retry_after: What 429 and 503 say in the header of that name.
-        max_faults: After so many nothing breaks any more.
+        max_faults: After this many faults nothing breaks any more.
         context: Speak TLS to clients.
         objects: The part of a path by which a GET of an object is known.
         redirects: Whether the store sends clients elsewhere for an object; if not, all faults happen where they ask.

@@ -1,4 +1,4 @@
-"""A server on loopback whose answers are bytes that a test writes: valid, wrong, endless, or slow."""
+"""A loopback server whose answers a test writes byte by byte: valid, wrong, endless or slow."""
 
 import contextlib
 import io
@@ -45,7 +45,7 @@ class Visit:
         self.is_over |= headers.get("Connection") == "close"
 
     def say_chunked(self, body: bytes) -> None:
-        """Send a body whose length nobody announces."""
+        """Send a chunked body, without a Content-Length."""
         chunks = [body[start : start + 30_000] for start in range(0, len(body), 30_000)]
         data = b"".join(b"%x;x=y\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
         self.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data + b"0\r\nX-Trailer: z\r\n\r\n")
@@ -59,13 +59,13 @@ class Visit:
         self.server.num_endless += time.monotonic() >= until
 
     def send_slowly(self, data: bytes) -> None:
-        """Send single bytes, each when it is due."""
+        """Send one byte at a time, each when it is due."""
         for start in range(len(data)):
             self.wait_until_due()
             self.send(data[start : start + 1])
 
     def wait_until_due(self) -> None:
-        """Wait for a slow server's next piece, or the server's end."""
+        """Wait until the next piece is due or the server closes."""
         while not self.server.is_due() and not self.server.closing.wait(0.0005):
             pass
 
@@ -78,7 +78,7 @@ class Visit:
         self._sock.settimeout(idle_s)
 
     def encrypt(self, context: ssl.SSLContext) -> None:
-        """Speak TLS from now on, as in a tunnel that a proxy has opened."""
+        """Speak TLS from now on, as a server does behind a proxy's tunnel."""
         self._sock = self.server.encrypted(self._sock, context)
 
 
@@ -89,7 +89,7 @@ class ScriptedServer:
         self._script, self._context = script, context
         self.closing = threading.Event()
         self.is_due: Callable[[], bool] = lambda: True
-        """Whether the next piece of an answer that is endless or slow may be sent."""
+        """Whether the server may send the next piece of an endless or slow answer."""
         self.requests: list[bytes] = []
         self.num_connections = 0
         self.num_endless = 0
@@ -106,7 +106,7 @@ class ScriptedServer:
         return [request.split(b" ", 2)[1].decode() for request in self.requests]
 
     def fields(self, name: str) -> list[str | None]:
-        """A field of each request's head."""
+        """The value of one header field in each request."""
         return [parse_headers(io.BytesIO(request.partition(b"\r\n")[2])).get(name) for request in self.requests]
 
     @property
@@ -122,7 +122,7 @@ class ScriptedServer:
             sock.close()
 
     def encrypted(self, sock: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-        """A connection over TLS, which ends with the server."""
+        """Wrap a connection in TLS; the server closes it at its end."""
         secure = context.wrap_socket(sock, server_side=True)
         self._open.append(secure)
         return secure
@@ -186,7 +186,7 @@ def _read_request(sock: socket.socket) -> bytes:
         if not block:
             return b""
         found += block
-        if found[:1] == b"\x16":  # the beginning of TLS
+        if found[:1] == b"\x16":  # a TLS handshake starts with this byte
             sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             return b""
     head, _, body = found.partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Trainings by Lightning's trainer and Hugging Face's, which tests of resume and of each of the two use."""
+"""Trainings with Lightning's and Hugging Face's trainers, for the resume tests and each trainer's own tests."""
 
 import os
 from pathlib import Path
@@ -36,7 +36,7 @@ class Module(pl.LightningModule):
         self.validated: list[list[str]] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        batch = batch[0] if isinstance(batch, list) else batch  # of a bare loader
+        batch = batch[0] if isinstance(batch, list) else batch  # a bare loader gives a list
         loss, _ = self.tiny(batch["image"], batch["label"])
         self.steps.append(step_of(batch["key"], loss))
         return loss
@@ -52,9 +52,9 @@ class Module(pl.LightningModule):
 
 
 def fit(shards: Path, folder: Path, *, resume: int = 0, bare: bool = False, **options: Any) -> Module:
-    """Train with two late loaders, from the checkpoint of a step on; if from the first one, each step is kept."""
+    """Train with two late loaders from the checkpoint of step ``resume``; without one, save each step."""
     usual: dict[str, Any] = {"max_epochs": NUM_EPOCHS, "num_sanity_val_steps": 2, "devices": 1}
-    if "LOCAL_WORLD_SIZE" in os.environ:  # Lightning takes WORLD_SIZE away after a fit
+    if "LOCAL_WORLD_SIZE" in os.environ:  # Lightning deletes WORLD_SIZE after a fit
         usual |= {"devices": int(os.environ["LOCAL_WORLD_SIZE"]), "strategy": "ddp"}
     saved = [] if resume else [ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)]
     settings = {"default_root_dir": folder, "callbacks": saved, "enable_checkpointing": not resume} | QUIET | usual
@@ -81,7 +81,7 @@ class RecordingModel(TinyModel):
 
 
 def make_trainer(folder: Path, train: Any, *, evaluation: Any = None, **options: Any) -> Any:
-    """Hugging Face's trainer by way of ours: three epochs, a checkpoint a step, and metrics that count labels."""
+    """Make our subclass of Hugging Face's trainer: three epochs, a checkpoint each step, metrics that count labels."""
     from transformers import TrainingArguments
 
     from dali_pipes.transformers import Trainer

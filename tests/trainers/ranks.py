@@ -21,7 +21,7 @@ from tests.docs.pages import REPOSITORY, blocks_of, run_python
 
 
 def need(*packages: str) -> None:
-    """Skip the calling test or module where a package is missing; under REQUIRE_TRAINERS=1 fail instead."""
+    """Skip the calling test or module if a package is missing; with REQUIRE_TRAINERS=1 fail instead."""
     for package in packages:
         if os.environ.get("REQUIRE_TRAINERS") == "1":
             importlib.import_module(package)
@@ -37,7 +37,7 @@ def run_ranks(world_size: int, job: Callable[..., Any], *arguments: Any) -> list
     """
     from torch.distributed import TCPStore
 
-    # Where the ranks meet. No other process can take its port meanwhile.
+    # The ranks meet at this store. It holds its port, so no other process can take it.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="ranks-") as name, contextlib.ExitStack() as resources:
         folder = Path(name)
@@ -88,7 +88,7 @@ def launched_environment(rank: int, world_size: int, port: int) -> dict[str, str
     meeting = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the port is another process's
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the parent process listens on the port
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
     return {name: str(value) for name, value in ranks.items()} | meeting
@@ -120,7 +120,7 @@ def write_program(name: str, shards: Path, folder: Path) -> str:
 
 @contextlib.contextmanager
 def kept_port() -> Iterator[int]:
-    """A port on which a server that shares ports may listen, as gRPC's do, and no other."""
+    """Keep a port that only servers with SO_REUSEPORT, such as gRPC's, can listen on."""
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         kept.bind(("127.0.0.1", 0))
@@ -128,16 +128,16 @@ def kept_port() -> Iterator[int]:
 
 
 def join_jax(port: int, *, num_devices: int) -> None:
-    """Join JAX's processes at a kept port, if torchrun's environment says that there are several.
+    """Join JAX's processes at a kept port if torchrun's environment names several processes.
 
-    In each JAX sees so many devices; it was not used yet.
+    JAX sees ``num_devices`` devices in each process. Call this before the first use of JAX.
     """
     import jax
 
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
     if "RANK" not in os.environ:
         return
-    # Then JAX alone says which process this is.
+    # Without these variables, only JAX knows this process's rank.
     rank, size, *_ = [int(os.environ.pop(name)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=size, process_id=rank)
@@ -147,7 +147,7 @@ if __name__ == "__main__":
     code = 0
     try:
         run_rank(Path(sys.argv[1]), int(sys.argv[2]))
-    except BaseException:  # noqa: BLE001 (the test shows it)
+    except BaseException:  # noqa: BLE001 (the test shows the error)
         traceback.print_exc()
         code = 1
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Accelerate: metrics over every sample once, skipped batches, and a data loader of its own around a data set."""
+"""Accelerate: metrics count every sample once, skipped batches are not read, Accelerate's own loader is refused."""
 
 from pathlib import Path
 
@@ -20,15 +20,15 @@ def through_data_loader(shards: Path) -> None:
 
 
 def test_data_set_in_a_prepared_data_loader_is_refused(shards: Path) -> None:
-    """On two processes, where it loses samples."""
+    """Such a data loader would lose samples on two processes."""
     with pytest.raises(AssertionError, match="would deal the batches of one rank to all"):
         run_ranks(2, through_data_loader, shards)
 
 
 def evaluated_and_skipped(shards: Path) -> tuple[list[list[str]], list[list[list[str]]], list[int]]:
-    """What ``gather_for_metrics`` gives of two passes with one loader, the first one left early before that, in the
-    middle of a training; the keys of two epochs, with none and more of the first one's batches skipped; and the numbers
-    of batches that were read then.
+    """Return the keys of two evaluations, the keys of two epochs for each number of skipped batches, and batches read.
+
+    A training is under way, and each evaluation follows one that was left early. Only the first epoch skips batches.
     """
     from accelerate import Accelerator, skip_first_batches
 
@@ -55,7 +55,7 @@ def evaluated_and_skipped(shards: Path) -> tuple[list[list[str]], list[list[list
 
 
 def test_metrics_are_of_every_sample_once_and_skipped_batches_are_not_read(shards: Path) -> None:
-    """FILL repeats a sample in the last step, which is dropped. The rest of an epoch may be none."""
+    """FILL repeats a sample in the last step, and Accelerate drops it. A user may skip all batches of an epoch."""
     for passes, skipped, num_read in run_ranks(2, evaluated_and_skipped, shards):
         assert [sorted(each) for each in passes] == [ALL_KEYS] * 2
         assert num_read == list(range(num_steps(2), -1, -1))

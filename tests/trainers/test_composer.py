@@ -50,7 +50,7 @@ class Validations(Callback):
 
 
 def fit(shards: Path, folder: Path, resume: int, *, skips: bool = False) -> Run:
-    """Three epochs with two microbatches a batch, or what follows a step; with ``skips`` Composer skips batches."""
+    """Train three epochs, or from step ``resume`` on, two microbatches a batch; if ``skips``, Composer skips."""
     from composer.utils import dist
 
     rank = {"rank": dist.get_global_rank(), "world_size": dist.get_world_size()}

@@ -19,7 +19,7 @@ from tests.trainers.fits import NAMES, QUIET, Module, make_trainer  # noqa: E402
 
 
 def fit_with_log(folder: Path, callback: dp.metrics.LightningCallback, **data: Any) -> list[dict[str, str]]:
-    """Train six steps of two batches each, and return the lines that Lightning has logged."""
+    """Train six steps of two batches each, and return the rows that Lightning logged."""
     logger = CSVLogger(folder)
     options = {"max_steps": 6, "accumulate_grad_batches": 2, "log_every_n_steps": 2, "enable_checkpointing": False}
     Trainer(callbacks=[callback], **QUIET | options | {"logger": logger}).fit(Module(), **data)
@@ -28,7 +28,7 @@ def fit_with_log(folder: Path, callback: dp.metrics.LightningCallback, **data: A
 
 
 def test_lightning_logs_the_figures(shards: Path, tmp_path: Path) -> None:
-    """Once for a step; the trainer's data module is found."""
+    """Lightning logs them once a step. The callback finds the loader in the trainer's data module."""
     with open_loader(shards) as loader:
         lines = fit_with_log(tmp_path, dp.metrics.LightningCallback(loader), train_dataloaders=loader.as_dicts())
     rows = [row for row in lines if row["loader/samples"]]

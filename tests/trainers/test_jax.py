@@ -194,12 +194,12 @@ def run_checks(shards: Path, folder: Path) -> None:
 
 
 def test_one_process(shards: Path, tmp_path: Path) -> None:
-    """See the functions ``check_...``: all of them, in one process with four devices."""
+    """Run all functions ``check_...`` in one process with four devices."""
     run_ranks(1, run_checks, shards, tmp_path)
 
 
 def arrays_of_two(shards: Path, port: int) -> tuple[list[int], tuple[int, ...]]:
-    """In one of two processes of two devices each: the labels of all, a shape, and a mesh that is refused."""
+    """Return all labels and the image shape in one of two processes with two devices; assert a mesh is refused."""
     join_jax(port, num_devices=2)
     from jax.experimental import multihost_utils
 
@@ -212,7 +212,7 @@ def arrays_of_two(shards: Path, port: int) -> tuple[list[int], tuple[int, ...]]:
 
 
 def test_two_processes(shards: Path) -> None:
-    """Rank r has its block of rows of each array."""
+    """Each array holds the rows of rank 0, then those of rank 1."""
     with kept_port() as port:
         ranks = run_ranks(2, arrays_of_two, shards, port)
     expected = []

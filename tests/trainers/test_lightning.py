@@ -1,4 +1,4 @@
-"""Lightning's trainer: what a bare loader gives, and processes that would train on wrong batches."""
+"""Lightning's trainer: limited epochs, bare loaders, and refusal of processes that would train on wrong batches."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_limited_epoch_is_followed_by_the_next_one(shards: Path, tmp_path: Path) -> None:
-    """From its start; also where the trainer asks for the data anew, and in a resumed training."""
+    """Each epoch starts at its first batch, also if the trainer reloads its data loader or resumes."""
     options = {"limit_train_batches": 3, "reload_dataloaders_every_n_epochs": 1}
     whole = fit(shards, tmp_path, **options).steps
     epochs = [[key for step in whole[first : first + 3] for key in step.keys] for first in (0, 3, 6)]

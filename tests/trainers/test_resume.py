@@ -1,6 +1,6 @@
-"""Trainings that are broken off and resumed: each sample once an epoch, and the losses of an unbroken one, to the bit.
+"""Resumed trainings read each sample once an epoch and have the losses of an unbroken training, to the bit.
 
-And the programs of docs/how-to/trainers.md, which resume, too.
+The programs of docs/how-to/trainers.md resume, too.
 """
 
 import os
@@ -32,13 +32,13 @@ from tests.trainers.tiny import (
 checkpoint, distributed, torch = Lazy("torch.distributed.checkpoint"), Lazy("torch.distributed"), Lazy("torch")
 
 ACCUMULATED = 3
-"""Batches for each step of the optimizer; divides neither 8 batches, of 1 rank, nor 4, of 2."""
+"""Batches for each step of the optimizer; it divides neither the 8 batches of 1 rank nor the 4 batches of 2 ranks."""
 KEPT: dict[int, Any] = {}
-"""States after each step, of trainings that keep them in memory."""
+"""The state after each step, for trainings that keep states in memory."""
 
 
 class Run(NamedTuple):
-    """What one rank has trained."""
+    """The steps and validations of one rank."""
 
     steps: list[Step]
     validated: list[list[str]]
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
 Train = Callable[[Path, Path, int], Run]
 
-# Each of these trains for three epochs and keeps a checkpoint after each step, or goes on from that of a step.
+# Each function trains for three epochs and saves a checkpoint after each step, or resumes from one checkpoint.
 
 
 def face(loader: Any) -> Any:
@@ -67,7 +67,7 @@ def nodes(loader: Any) -> Any:
 
 
 def loop(shards: Path, folder: Path, resume: int, *, wrap: Callable[[Any], Any], to_disk: bool = False) -> Run:
-    """A loop of one's own, with states in memory or in torch's distributed checkpoints."""
+    """A user's own loop, with states in memory or in torch's distributed checkpoints."""
     job = Training()
     with open_loader(shards) as loader:
         kept = {"job": job, "batches": wrap(loader)}
@@ -87,7 +87,7 @@ def loop(shards: Path, folder: Path, resume: int, *, wrap: Callable[[Any], Any],
 
 
 def accelerate(shards: Path, folder: Path, resume: int) -> Run:
-    """Every third batch the optimizer makes a step, and after an epoch's last one: Accelerate is told which that is."""
+    """The optimizer steps after every third batch and each epoch's last; the loader marks the last for Accelerate."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
@@ -109,14 +109,14 @@ def accelerate(shards: Path, folder: Path, resume: int) -> Run:
                     optimizer.zero_grad()
                 steps.append(step_of(keys, loss))
                 assert accelerator.sync_gradients == (number % ACCUMULATED == 0 or number == len(batches))
-                if not resume and accelerator.sync_gradients:  # it saves no gradients
+                if not resume and accelerator.sync_gradients:  # Accelerate saves no gradients
                     accelerator.save_state(str(folder / str(len(steps))))
     accelerator.free_memory()
     return Run(steps, [])
 
 
 def transformers(shards: Path, folder: Path, resume: int, *, accumulated: int, **options: Any) -> Run:
-    """Hugging Face's trainer counts steps of the optimizer."""
+    """Hugging Face's trainer counts optimizer steps; ``resume`` counts batches."""
     from tests.trainers.fits import NAMES, make_trainer
 
     options |= {"gradient_accumulation_steps": accumulated, "save_strategy": "no" if resume else "steps"}
@@ -129,7 +129,7 @@ def transformers(shards: Path, folder: Path, resume: int, *, accumulated: int, *
 
 
 def lightning(shards: Path, folder: Path, resume: int) -> Run:
-    """It validates all after each epoch, though the sanity check before the first one has read two batches."""
+    """Lightning validates on all samples after each epoch, although its sanity check has read two batches before."""
     from tests.trainers.fits import fit
 
     module = fit(shards, folder, resume=resume)
@@ -162,7 +162,7 @@ def ignite(shards: Path, folder: Path, resume: int, *, epoch_length: int | None 
 
 
 def mesh(shards: Path, folder: Path, resume: int) -> Run:
-    """Arrays over a mesh of all processes' devices; FILL's repeated samples do not count."""
+    """Train on arrays over a mesh of all processes' devices; samples that FILL repeats do not count."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -214,11 +214,11 @@ TRAINERS: dict[str, tuple[str, Train, tuple[int, ...]]] = {
     "Ignite with epochs of 6": ("ignite", partial(ignite, epoch_length=6), (1,)),
     "JAX": ("jax", mesh, (1, 2)),
 }
-"""The package, the training, and numbers of ranks."""
+"""By name: the package, the training function, and the numbers of ranks to test."""
 
 
 def runs(package: str, train: Train, shards: Path, folder: Path, stops: tuple[int, ...], port: int) -> dict[int, Run]:
-    """The unbroken training under 0, and what followed each stop."""
+    """Return the unbroken training as 0, and the training resumed after each stop."""
     if package == "jax":
         join_jax(port, num_devices=2)
     elif package == "ignite" and "RANK" in os.environ:
@@ -226,7 +226,7 @@ def runs(package: str, train: Train, shards: Path, folder: Path, stops: tuple[in
 
         idist.initialize("gloo")
     elif package in ("torch", "torchdata", "composer") and "RANK" in os.environ:
-        os.environ["NODE_RANK"] = "0"  # as Composer's launcher
+        os.environ["NODE_RANK"] = "0"  # Composer's launcher sets it
         distributed.init_process_group("gloo")
     return {stop: train(shards, folder, stop) for stop in (0, *stops)}
 
@@ -234,7 +234,7 @@ def runs(package: str, train: Train, shards: Path, folder: Path, stops: tuple[in
 def assert_resumes(
     package: str, train: Train, shards: Path, folder: Path, *, world_size: int, validates: bool = False
 ) -> None:
-    """Broken off in mid-epoch, and after an epoch's last batch. A validation is of every sample once."""
+    """Resume in mid-epoch and after an epoch's last batch. Each validation must read every sample once."""
     length = num_steps(world_size)
     stops = (ACCUMULATED, length, length + ACCUMULATED)
     with kept_port() as port:
@@ -256,16 +256,16 @@ def test_resumed_training_has_the_unbroken_losses(shards: Path, tmp_path: Path, 
     assert_resumes(package, train, shards, tmp_path, world_size=world_size, validates=validates)
 
 
-# The programs of the page
+# The programs of docs/how-to/trainers.md
 
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_program_of_accelerate(shards: Path, tmp_path: Path, world_size: int) -> None:
-    """Started by ``accelerate launch``, and by torchrun: on CPUs the former wants MPI for more than one process."""
+    """``accelerate launch`` starts one process, torchrun two: on CPUs, ``accelerate launch`` needs MPI for two."""
     need("accelerate")
     command = ["-m", "accelerate.commands.launch", "--cpu"] if world_size == 1 else []
     command.append(write_program("accelerate_train.py", shards, tmp_path))
-    # Not by lines: those of two processes may run into each other.
+    # Search the whole text: two processes may print into one line.
     step = re.compile(r"rank \d: epoch \d, loss 0x1\.[0-9a-f]+p[+-]\d+")
     whole = step.findall(launch(*command, folder=tmp_path, num_processes=world_size))
     rest = step.findall(launch(*command, "--resume", folder=tmp_path, num_processes=world_size))
@@ -276,7 +276,7 @@ def test_program_of_accelerate(shards: Path, tmp_path: Path, world_size: int) ->
 
 @pytest.mark.nightly
 def test_program_of_transformers(shards: Path, tmp_path: Path) -> None:
-    """Under torchrun, from its last checkpoint to the same model."""
+    """Under torchrun, the program resumes from its last checkpoint but one and ends with the same model."""
     need("transformers")
     program = write_program("trainer_train.py", shards, tmp_path)
     launch(program, folder=tmp_path, num_processes=2)
@@ -296,7 +296,7 @@ def test_program_of_lightning(shards: Path, tmp_path: Path) -> None:
 
 
 def test_program_of_ignite(shards: Path, tmp_path: Path) -> None:
-    """The last loss is the unbroken run's."""
+    """The resumed run prints the same last loss as the unbroken run."""
     need("ignite")
     program = write_program("train_ignite.py", shards, tmp_path)
     whole = launch(program, folder=tmp_path)

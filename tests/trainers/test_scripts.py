@@ -61,7 +61,7 @@ def validate(job: Training, loader: Any, *, world_size: int) -> tuple[int, float
     if world_size > 1:
         distributed.all_reduce(counts)
         accuracy = utils.reduce_tensor(accuracy, world_size)
-    return int(counts.item()), accuracy.item()  # torchvision's references warn if it is not len(loader.dataset)
+    return int(counts.item()), accuracy.item()  # torchvision warns if the count is not len(loader.dataset)
 
 
 def train_and_resume(shards: Path) -> dict[str, Run]:

@@ -1,4 +1,4 @@
-"""Hugging Face's ``Trainer``: metrics over all samples, and settings that would train on wrong data."""
+"""Hugging Face's ``Trainer``: metrics count all samples; settings that would train on wrong data are refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +47,7 @@ REFUSED = {
     "partial": "the last 7 of 31 samples cannot be dealt evenly to 2 ranks",
     "seed": "StateError: the state has seed=3, this loader seed=4",
     "accumulation": "after 16 samples of epoch 0, and Trainer would continue after 0 samples of epoch 1",
-    # Each process of a data rank would get other batches.
+    # The processes of one data rank would get different batches.
     **{
         f"{name} {call}": f"Trainer has {name}_size=2: several processes must get the same batches"
         for name in ("tp", "cp", "sp")
@@ -90,7 +90,7 @@ def refused(shards: Path, folder: Path) -> dict[str, str]:
         batches = loader.as_dataloader(NAMES)
         for name in ("tp", "cp", "sp"):
             trainer = make_trainer(folder, batches, evaluation=batches)
-            # Accelerate itself takes a mesh on accelerators only; `Trainer` asks it for the sizes.
+            # Accelerate accepts a mesh only on accelerators, so the test sets the sizes that `Trainer` reads.
             trainer.accelerator.state.parallelism_config = ParallelismConfig(**{f"{name}_size": 2})
             note(f"{name} train", trainer.train)
             note(f"{name} evaluate", trainer.evaluate)

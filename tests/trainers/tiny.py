@@ -19,7 +19,7 @@ NUM_CLASSES = 6
 NUM_EPOCHS = 3
 CROP = 16
 EVEN: dict[str, Any] = {"last_batch_policy": "FILL", "outputs": dp.Outputs(keys=True, valid=True)}
-"""Batches of one size."""
+"""Options that give all batches the same size."""
 
 
 def key_of(number: int) -> str:
@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 
 def open_loader(shards: Path | str, *, train: bool = True, **options: Any) -> dp.Loader:
-    """A loader with keys, 4 samples a batch; to ``train`` a sample has other pixels in another epoch or position."""
+    """Open a loader with keys, 4 samples a batch; with ``train``, crops depend on the epoch and the position."""
     graph = dp.classification_eval(resize=CROP, crop=CROP, photo="jpg")
     if train:
         graph = dp.classification_train(crop=CROP, photo="jpg")
@@ -53,7 +53,7 @@ def open_loader(shards: Path | str, *, train: bool = True, **options: Any) -> dp
 
 
 class TinyModel(nn.Module):
-    """Two layers, the same first parameters each time; returns the loss and the logits."""
+    """A model of two layers with fixed initial parameters; it returns the loss and the logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def tiny_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Training:
-    """A model in training, replicated if there is a process group, and a `Step` for each batch of this rank."""
+    """Trains a model, replicated if there is a process group, and keeps a `Step` for each batch of this rank."""
 
     def __init__(self) -> None:
         self.model: nn.Module = TinyModel()
@@ -105,7 +105,7 @@ def step_of(keys: Iterable[str], loss: Tensor) -> Step:
 
 
 def num_steps(world_size: int) -> int:
-    """Of an epoch."""
+    """The number of steps in an epoch."""
     return -(-NUM_SAMPLES // (BATCH_SIZE * world_size))
 
 

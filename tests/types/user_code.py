@@ -28,7 +28,7 @@ def train(device: torch.device) -> None:
 
 
 def own_shapes() -> None:
-    """Photos in their own shapes; an output of samples with different lengths comes with their places."""
+    """Load photos in their own shapes; a packed output comes with the place of each sample (``cu_seqlens``)."""
     select = dp.Select(buckets=dp.buckets(area=256 * 256, step=32, max_aspect=2))
     dp.loader("shards", dp.bucketed(place="centre", text="txt"), batch_size=8, select=select)
 
@@ -40,7 +40,7 @@ def own_shapes() -> None:
 
 
 def own(components: dp.Components, random: dp.Random) -> dict[str, object]:
-    """A graph of one's own, with names that no graph of ours has."""
+    """A user's own graph, with output names that our graphs do not have."""
     return {"heights": components["image.jpg"], "noise": fn.random.uniform()}
 
 

@@ -194,7 +194,7 @@ def padded_text(row: Any) -> str:
 
 
 def open_external(shards: ShardSet, *, options: LoaderOptions) -> contextlib.AbstractContextManager[BenchLoader]:
-    """Open one worker that reads the shards and one pipeline that decodes. Each epoch has each sample once."""
+    """Open one worker that reads the shards and one pipeline that decodes. An epoch yields each sample once."""
     from nvidia.dali import fn
 
     device = options.delivery_device

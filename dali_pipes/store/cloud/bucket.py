@@ -124,7 +124,7 @@ class BucketObjects(CloudObjects):
                         raise StoreError(f"'{where}' at {origin}: {waiting.over(str(refusal))}") from None
                 raise refused(self.settings, where, refusal) from None
             except BaseException as exc:
-                if type(exc).__name__ != "PanicException":  # of an answer that claims more bytes than any memory has
+                if type(exc).__name__ != "PanicException":  # raised if an answer claims more bytes than fit into memory
                     raise
                 raise StoreError(f"'{where}' at {origin}: obstore cannot read the answer: {exc}") from None
             self.has_answered |= asks_server

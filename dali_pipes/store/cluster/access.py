@@ -171,7 +171,7 @@ class Proxies:
         """The version of the map at the last look of a listing."""
         self.has_asked_map = False
         """Whether there was an attempt at it: a token may not be allowed to look."""
-        self._known = list(dict.fromkeys(named))  # `turn_from` would not come past a second one
+        self._known = list(dict.fromkeys(named))  # with a URL twice, `turn_from` would never reach the URLs after it
 
     def turn_from(self, url: str, *, status: int | None = None) -> None:
         """Ask another proxy from now on, if the one that is asked now failed for a URL below it.

@@ -37,7 +37,7 @@ _BLOCK_BYTES = 16 << 10
 
 Result = TypeVar("Result")
 Stopped = Callable[[], bool]
-"""Whether a thread is to stop. It is called at least every 100 ms of a wait."""
+"""Returns whether the thread must stop. A waiting thread calls it at least every 100 ms."""
 
 
 class ProtocolError(Exception):
@@ -163,7 +163,7 @@ class HttpConnection:
                     self._sock = cleanup.enter_context(socket.socket(family, kind, protocol))
                     self._sock.setblocking(False)
                     self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    # The second call returns what has become of the first one.
+                    # The first call starts to connect, the second call returns the result.
                     connect = partial(self._sock.connect, place)
                     self._patiently(connect, select.POLLOUT, until=time.monotonic() + timeout_s)
                 except TimeoutError:

@@ -1,4 +1,4 @@
-"""Figures come from what was measured as they are said to, and so does the number of accelerators that are fed."""
+"""Figures, and the number of accelerators that a loader can feed, are computed correctly from measured times."""
 
 import json
 import re
@@ -35,10 +35,10 @@ def rank(first: Drawn, steady: Drawn) -> RankTurn:
 
 
 def test_figures_of_two_ranks_over_two_epochs() -> None:
-    """Sixty samples: forty of one rank in ten seconds, twenty of the other in eight."""
+    """Figures cover both ranks: one loads 40 samples in 10 s, the other loads 20 samples in 8 s."""
     turn = LoaderTurn(
         ranks=(
-            rank(  # the one that measures
+            rank(  # this rank measures CPU time and bytes
                 drawn(20, waits=(2.0, 1.0), elapsed_s=4, epochs=1, cpu_s=9.0, num_bytes=2200),
                 drawn(40, waits=(1.0, 0.5, 0.5, 0.5), elapsed_s=10, cpu_s=3.0, num_bytes=1000),
             ),
@@ -52,15 +52,15 @@ def test_figures_of_two_ranks_over_two_epochs() -> None:
     found = figures_of(turn, setting=setting, facts=FACTS)
     assert found == pytest.approx(
         {
-            "samples_per_s": 60 / 10,  # the slower rank ends the epoch
+            "samples_per_s": 60 / 10,  # the epoch ends with the slower rank
             "mib_per_s": 2 * 3 / 10,
             "cpu_ms_per_sample": 1000 * 3 / 60,
-            "time_to_first_batch_s": 3.0,  # of the slower rank
-            "batch_p50_ms": 500,  # of 0, 0.5, 0.5, 0.5, 1, 2
+            "time_to_first_batch_s": 3.0,  # the first wait of the slower rank
+            "batch_p50_ms": 500,  # the median of 0, 0.5, 0.5, 0.5, 1, 2 s
             "batch_p99_ms": 2000,
             "batch_max_ms": 2000,
             "wait_share": (2.5 + 0.5 + 2.0 + 0.5) / 18,
-            # MLPerf Storage: 4 steps of 1.5 s in 10 s less the first wait; 2 steps in 8 s less theirs.
+            # As in MLPerf Storage, without each rank's first wait: 4 steps of 1.5 s in 10 - 1 s, 2 steps in 8 - 2 s.
             "accelerator_utilisation": ((4 * 1.5) / (10 - 1) + (2 * 1.5) / (8 - 2)) / 2,
             "peak_memory_mib": 340,
             "loader_memory_mib": 240,
@@ -114,9 +114,9 @@ def test_number_of_accelerators_is_found_by_emulation(shards: ShardSet, options:
 def test_command_searches_and_writes_a_record(
     shards: ShardSet, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of an accelerator that no loader can feed: a single one waits nearly all the time, and more are not tried.
+    """No loader can feed this accelerator. A single one waits nearly all the time, so the search does not try two.
 
-    Samples are repeated so that there are enough.
+    The command repeats samples until there are enough.
     """
     path = tmp_path / "au.json"
     arguments = ["bench", "run", "--shards", shards.store.url, "--au", "mine:8:0.000001", "--au-photos", "files", *TINY]

@@ -137,7 +137,7 @@ def test_compare_loader_of_nothing_is_counted(epoch: list[BenchBatch], reference
 def test_reference_of_shards_that_cannot_be_compared_is_refused(
     shards: ShardSet, tmp_path: Path, options: LoaderOptions
 ) -> None:
-    """A key in two shards; issue 3: no tar, and one that was cut off, end in an error that names the shard."""
+    """A key in two shards is an error. Issue 3: a file that is no tar and a truncated tar give errors with the name."""
     whole = Path(shards.store.locate(shards.names[0])).read_bytes()
     for data, message in (
         ({"a-0.tar": b"no tar" * 500}, r"shard '.*/a-0\.tar' is "),

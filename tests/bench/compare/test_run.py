@@ -60,7 +60,7 @@ def never(*arguments: object, **keywords: object) -> None:
 
 
 def made_up_turn(job: TurnJob, **keywords: object) -> LoaderTurn:
-    """What a turn of 22 samples would give."""
+    """Return the result of a turn of 22 samples, without running it."""
     drawn = [
         Drawn(epochs=(TimedEpoch(num_samples, 1, (0.5,), 0, num_samples, 1, 0),), cpu_s=1.0)
         for num_samples in ([22] if job.setting.ranks == 1 else [21, 1])
@@ -74,7 +74,7 @@ def made_up_turn(job: TurnJob, **keywords: object) -> LoaderTurn:
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[TurnJob]:
-    """The jobs of all turns, which are made up."""
+    """The jobs of all turns. No turn runs: the results are made up."""
     jobs: list[TurnJob] = []
 
     def turn(job: TurnJob, **keywords: object) -> LoaderTurn:
@@ -119,7 +119,7 @@ def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -
 def test_run_indexes_shards_without_an_index_once_for_all(
     shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All our loaders are timed with one index, none makes its own, and nothing is written beside the shards."""
+    """All our loaders use one index, no loader makes its own, and nothing is written beside the shards."""
     folders: set[Path] = set()
 
     def turn(job: TurnJob, **keywords: object) -> LoaderTurn:
@@ -160,7 +160,7 @@ def test_sweep_in_ranks_from_afar_counts_and_waits(shards: ShardSet, tmp_path: P
 
 
 def test_run_bad_options_are_refused_first(shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked for and cannot be is said before anything is compared or timed. Issue 3: also a record's place."""
+    """Bad options are refused before anything is compared or timed. Issue 3: so is a record that cannot be written."""
     monkeypatch.setattr("bench.compare.run.compare_outputs", never)
     monkeypatch.setattr("bench.compare.run.fork_server", never)
     for arguments, message in (
@@ -177,7 +177,7 @@ def test_run_bad_options_are_refused_first(shards: ShardSet, tmp_path: Path, mon
         (["run", "--work", "/proc/self"], "--work '/proc/self': cannot be written: .*; name another directory"),
         (["run", "--json", str(tmp_path)], f"--json '{tmp_path}': expected a file, found a directory"),
         (["run", "--json", str(tmp_path / "none" / "run.json")], "--json '.*none/run.json': no such directory"),
-        (["run", "--json", "/proc/self/run.json"], "--json '/proc/self/run.json': cannot be written"),  # for root, too
+        (["run", "--json", "/proc/self/run.json"], "--json '/proc/self/run.json': cannot be written"),  # nor by root
         (["sweep", "--over", "threads"], "--over: threads expects numbers separated by commas, got ''"),
         (["sweep", "--over", "speed=1"], "--over expects .* NAME one of threads, ranks, .*, got 'speed=1'"),
         (["sweep", "--over", "threads=1,x"], "--over: threads expects numbers separated by commas, got '1,x'"),
@@ -324,7 +324,7 @@ def test_run_loader_that_hangs_in_the_comparison_is_ended(
 
 
 def test_turn_says_what_went_wrong_in_a_rank(shards: ShardSet, options: LoaderOptions) -> None:
-    """A rank's own error comes as itself, here of a shard that is not there; no process is left."""
+    """An error of a rank, here a missing shard, is raised unchanged. No process is left."""
     missing = TurnJob(
         spec=LoaderSpec(name="dali"),
         urls=(shards.store.locate("none-000000.tar"),),
@@ -341,7 +341,7 @@ def test_turn_says_what_went_wrong_in_a_rank(shards: ShardSet, options: LoaderOp
 
 
 def test_repeat_shards_gives_unique_keys_and_the_same_bytes(shards: ShardSet, tmp_path: Path) -> None:
-    """50 samples of 22. Or seven shards of three or four samples, whose photos are small."""
+    """22 samples become 50 samples, or seven shards of three or four samples with small photos."""
     repeated = repeat_shards(shards, num_samples=50, directory=tmp_path)
     assert len(repeated.names) == len(shards.names)
     given = {sample["__key__"]: sample for _, sample in samples_of(shards)}

@@ -129,17 +129,17 @@ def test_settings_are_checked_first(tmp_path: Path) -> None:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A directory with a short path: the path of a socket has at most 107 characters."""
+    """A directory with a short path, because the path of a socket has at most 107 characters."""
     with tempfile.TemporaryDirectory() as directory:
         yield Path(directory)
 
 
-# A terminal signals the group, a program that started the command the command alone.
+# A terminal signals the whole process group. A parent program signals only the command.
 @pytest.mark.parametrize(
     "to", [os.killpg, pytest.param(os.kill, marks=pytest.mark.nightly)], ids=["group", "command alone"]
 )
 def test_ctrl_c_leaves_one_line_and_no_process(small_shards: Path, temporary: Path, to) -> None:
-    """In a turn, and in the middle of what the turn's process prepares."""
+    """Ctrl-C ends the command during a turn, also while the process of the turn still prepares."""
     begun = "INFO dali_pipes.progress: time loaders"
     command = "bench run --loaders dali,webloader --crop 16 --batch-size 4 --repeats 20 --verbose --shards"
     running = subprocess.Popen(
@@ -159,7 +159,7 @@ def test_ctrl_c_leaves_one_line_and_no_process(small_shards: Path, temporary: Pa
     _, errors = running.communicate(timeout=240)
     assert running.returncode == 130, errors
     assert [line for line in errors.splitlines() if line and not line.startswith("INFO")] == ["error: interrupted"]
-    # The tracker of shared memory cleans up when it finds the command gone.
+    # The tracker of shared memory cleans up after the command has ended.
     wait_until(
         lambda: not any(_session_of(one) == running.pid for one in psutil.process_iter()), "a process of it is left"
     )

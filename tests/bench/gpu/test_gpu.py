@@ -150,7 +150,7 @@ def test_loaders_read_the_first_shards_only(shards: ShardSet, tmp_path: Path, mo
 
 
 def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path) -> None:
-    """The command for a machine with a GPU also runs on the CPU. What is done is not done again."""
+    """The command for a machine with a GPU also runs on the CPU. A second run skips finished scenarios."""
     done = bench_gpu("--all", "-o", str(tmp_path / "out"), "--shards", str(tmp_path.parent / "none"), "--device", "cpu")
     assert done.exit_code != 0, "shards that are not there are no reason to draw others"
     url, out = shards.store.locate(""), tmp_path / "out"
@@ -168,7 +168,7 @@ def test_all_writes_a_record_each_and_a_report(shards: ShardSet, tmp_path: Path)
     }
     for found in figures["step"].values():  # the emulated step takes its time, whatever the loader does
         assert found["step_share"] == pytest.approx(found["samples_per_s"] / STEP_SAMPLES_PER_S)
-    # The CPU's two transforms differ; a graph does not differ from itself.
+    # The two inverse DCTs of the CPU give different pixels. The same graph twice gives equal pixels.
     assert figures["parity"]["cpu, fast idct"]["max_difference"] > 0
     equal = {"equal_share": 1.0, "mean_difference": 0.0, "max_difference": 0.0}
     assert figures["parity"]["graph classification"] == figures["parity"]["graph segmentation"] == equal

@@ -52,7 +52,7 @@ def test_a_scenario_that_cannot_begin_is_an_error(shards: ShardSet, tmp_path: Pa
 
 
 def test_what_is_late_or_was_lost_is_taken_later_and_nothing_else(workload: Workload, tmp_path: Path) -> None:
-    """Turns, results of checks and errors are taken over as they are; a scenario without a turn has no record."""
+    """A later run adds only the missing turns and checks. A scenario without a turn has no record."""
     with pytest.raises(PipesError, match="'path': the time was over before its first turn; pass more --minutes"):
         take_scenario(planned("path", workload, deadline=time.monotonic() - 1), tmp_path / "path.json")
     for name in ("parity", "roi"):
@@ -81,7 +81,7 @@ def test_a_turn_that_hangs_is_ended_after_the_deadline(
 ) -> None:
     """Its process is killed, and the record names the turn."""
     monkeypatch.setattr("bench.gpu.scenario.GRACE_S", 1.0)
-    # A minute until the turn begins, even on a busy machine.
+    # One minute is enough for the turn to begin, even on a busy machine.
     started = planned("decode", workload, seconds=6000, deadline=time.monotonic() + 60)
     report = take_scenario(started, tmp_path / "record.json")
     assert report["at"] == "decode, base"
@@ -122,11 +122,11 @@ def test_a_command_that_is_killed_in_mid_scenario_goes_on(tmp_path: Path) -> Non
     path = tmp_path / "gpu-roi.json"
     words = [sys.executable, "-m", "dali_pipes", *COMMAND, "-o", str(tmp_path)]
     with subprocess.Popen(words) as process:
-        wait_until(lambda: turns_in(path) >= 5 or process.poll() is not None)  # each look reads a whole record
+        wait_until(lambda: turns_in(path) >= 5 or process.poll() is not None)  # each read finds a whole record
         assert process.poll() is None
         below = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-    psutil.wait_procs(below, timeout=240)  # its scenario's process ends with it
+    psutil.wait_procs(below, timeout=240)  # the scenario's process ends after the command
     killed = read_record(path)
     first = [record["repeats"] for record in killed["records"]]
     assert killed["at"] is not None

@@ -18,7 +18,7 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
 def open_loader(
     shards: ShardSet, *, options: LoaderOptions, place: str
 ) -> contextlib.AbstractContextManager[BenchLoader]:
-    """From the shards' own bucket, which any client of S3 finds by the environment."""
+    """Open a loader of the copy in the shards' own bucket. S3 clients find the bucket by the environment."""
     assert os.environ["AWS_ENDPOINT_URL"] == os.environ["S3_ENDPOINT_URL"] == f"{shards.store.endpoint}/s3"
     url = place.replace("s3://", "ais://", 1)
     return webloader.open_loader(resolve_shards(f"{url}/", endpoint=shards.store.endpoint), options=options)

@@ -16,7 +16,7 @@ from dali_pipes.store.shard_set import ShardSet
 from tests.programs import start_python, wait_until
 
 ALWAYS = ("dali", "memory", "webloader", "dali-external")
-"""Loaders of every run of the tests; the contract of the others is nightly."""
+"""These loaders are tested in every run. The other loaders are tested nightly."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_loader_keeps_the_contract(
     references: dict[str, Reference],
     keys: set[str],
 ) -> None:
-    """Each key once an epoch; labels and masks equal, photos within the tolerance, at sizes around the crop.
+    """Each epoch has each key once, equal labels and masks, and photos within the tolerance, at sizes around the crop.
 
     Batches have at most the batch size, also where workers, or shards, make them. An epoch that was left after one
     batch, its iterator still held, is no part of the next. What a loader started has ended when its context has, even
@@ -80,7 +80,7 @@ def test_loader_keeps_the_contract(
         after_left = [key for batch in loader.epoch() for key in batch["key"]]
         held = loader.epoch()
         next(held)
-        # The tutorial's shuffle buffer has drawn this small epoch to its end, and with it its workers'.
+        # The tutorial's shuffle buffer has read this small epoch to its end, so its workers have ended.
         if spec.name != "webloader-tutorial":
             assert len(set(_workers()) - before) == loader.num_workers
     assert set(_workers()) <= before
@@ -120,9 +120,9 @@ else:
     ("name", "place", "num_processes"),
     [
         ("webloader", "main", 3),  # the server and two workers
-        # DALI's worker, and what tracks its shared memory
+        # DALI's worker and the tracker of its shared memory
         pytest.param("dali-external", "main", 2, marks=pytest.mark.nightly),
-        ("dali-external", "rank", 1),  # the worker alone, forked: nothing is imported on the clock
+        ("dali-external", "rank", 1),  # only the worker: a fork imports nothing during the timing
     ],
 )
 def test_workers_end_with_a_killed_main_process(name: str, place: str, num_processes: int, shards: ShardSet) -> None:

@@ -1,4 +1,4 @@
-"""Peers, one by one: what each needs of the shards, what it leaves behind, what it says when something is missing."""
+"""Tests of single peers: the shards they need, the files they leave, and their errors when something is missing."""
 
 import json
 import os
@@ -49,16 +49,16 @@ def test_environment_of_s3_clients_is_put_back(bucket: ShardSet, monkeypatch: py
 def test_s3_place_of_a_cluster_and_of_the_environment(
     bucket: ShardSet, shards: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An AIStore serves S3 itself; else the variables say it that every S3 client reads, or it is Amazon's.
+    """AIStore serves S3 itself. For other buckets, S3's environment variables give the endpoint; the default is Amazon.
 
-    With a name, such as ``localhost``, the client would ask for the bucket's own host.
+    ``localhost`` becomes an address: with a host name, the client would put the bucket into the host name.
     """
     assert s3_place(bucket) == (f"{bucket.store.endpoint}/s3", "pets")
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
     monkeypatch.setattr(type(shards.store), "url", "s3://photos")
     for endpoint, expected in (
         ("http://localhost:9000/s3/", "http://127.0.0.1:9000/s3"),
-        ("https://ais.example:51080", "https://ais.example:51080"),  # a certificate is for a name
+        ("https://ais.example:51080", "https://ais.example:51080"),  # HTTPS keeps the name, as in the certificate
     ):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         assert s3_place(shards) == (expected, "photos")
@@ -71,7 +71,7 @@ ONE_THREAD = LoaderOptions(batch_size=4, num_threads=1, crop=8, device="cpu")
 
 @pytest.mark.skipif(available_loaders()["spdl"] is not None, reason="needs the extra spdl")
 def test_spdl_broken_photo_is_an_error_with_its_own_reason(tmp_path: Path) -> None:
-    """By default it logs what fails and leaves it out. In a batch that nobody asked for it is nobody's error."""
+    """A broken photo raises in its batch, if the loop asks for that batch. By default, SPDL logs and skips it."""
     samples = make_samples([(12, 12)] * 12)
     samples[9].components["image.jpg"] = b"no photo"
     write_tar(tmp_path / "odd-000000.tar", samples)
@@ -90,7 +90,7 @@ def test_spdl_broken_photo_is_an_error_with_its_own_reason(tmp_path: Path) -> No
 def test_copy_in_the_bucket_is_read_from_there_and_removed(
     bucket: ShardSet, options: LoaderOptions, keys: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of ``litdata-s3`` and ``mosaic-s3``: what was made is there while the loader is open."""
+    """The copy is in the bucket while the loader is open, as for ``litdata-s3`` and ``mosaic-s3``."""
     entry = LoaderEntry(module="tests.bench.loaders.copied_shards", prepares="prepare", source=("ais",), in_bucket=True)
     monkeypatch.setitem(LOADERS, "copied", entry)
     before = [found.name for found in bucket.store.list("")]
@@ -107,7 +107,7 @@ ON_S3 = ("dali", "webloader:turbo", "dali-s3", "s3torchconnector:turbo", "litdat
 def test_bench_run_peers_read_one_bucket_and_leave_nothing(
     shards: ShardSet, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """The loaders that are installed: outputs are compared, and what was made in the bucket is gone."""
+    """The command compares the outputs of all installed peers, and removes its objects from the bucket."""
     url = cloud_bucket("s3", request)
     store = open_store(url, endpoint=None)[0]
     for name in shards.names:
@@ -122,7 +122,7 @@ def test_bench_run_peers_read_one_bucket_and_leave_nothing(
     record = tmp_path / "s3.json"
     sizes = ["--crop", "64", "--batch-size", "5", "--repeats", "1", "--num-threads", "2"]
     arguments = ["--shards", f"{url}/pets-", "--loaders", ",".join(loaders), *sizes, "--json", str(record)]
-    # A process of its own: the server of this one's workers may have started before the variables were set.
+    # In a new process: the fork server of this process may have started before the variables were set.
     run = subprocess.run(
         [sys.executable, "-m", "dali_pipes.cli", "bench", "run", *arguments],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The recipes: crops, and that all loaders make of a photo what Pillow and torchvision make of it."""
+"""Tests of the recipes: the crops, and all loaders give the same photos as Pillow and torchvision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
 ALWAYS = ("dali", "webloader", "webloader-tutorial", "dali-external", "synthetic")
-"""Loaders of every run of the tests; what the others make of a recipe is nightly."""
+"""These loaders are tested in every run. The other loaders are tested nightly."""
 
 
 @pytest.fixture(scope="module", params=["classification", "encoded"])
@@ -54,7 +54,7 @@ def compare_two_epochs(name: str, shards: ShardSet, options: LoaderOptions, refe
 
 
 def test_crops_are_those_of_earlier_records() -> None:
-    """Records of another version are comparable only if the 64 crops stay the same."""
+    """The 64 crops never change, so that records of different versions are comparable."""
     assert crop_table().shape == (64, 5)
     assert crop_table()[:2].tolist() == [[43, 36, 196, 162, 0], [144, 100, 94, 116, 0]]
 
@@ -121,7 +121,7 @@ def shards_of(directory: Path, *components: tuple[str, ...], index: bool = True)
 def test_recipe_is_chosen_by_what_the_data_set_has(
     tmp_path: Path, components: tuple[tuple[str, ...], ...], given: dict[str, Any], chosen: ChosenRecipe
 ) -> None:
-    """By its manifest, or by its shards; unless it is named."""
+    """The manifest, or the shards without one, decide the recipe, unless the user names it."""
     for is_indexed in (True, False):
         folder = tmp_path / str(is_indexed)
         folder.mkdir()
@@ -156,7 +156,7 @@ def test_recipe_that_the_data_set_does_not_allow_is_refused(
 def test_photos_of_two_names_and_on_their_side_are_decoded_alike(
     name: str, recipe: Any, tmp_path: Path, options: LoaderOptions
 ) -> None:
-    """``jpg`` here and ``jpeg`` there. No peer turns them upright, and so ours does not, either."""
+    """Some photos are ``jpg``, some are ``jpeg``. No peer turns photos upright, so our loader does not, either."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     samples = [
@@ -174,7 +174,7 @@ def test_photos_of_two_names_and_on_their_side_are_decoded_alike(
 
 
 def encoded() -> list[dict[str, Any]]:
-    """Sizes below, at and above the crop, odd and even; one photo is grey."""
+    """Return samples with sizes below, at and above the crop, odd and even. One photo is grey."""
     return [{"__key__": sample.key, **sample.components} for sample in samples()]
 
 

@@ -36,7 +36,7 @@ def test_registry_missing_package_is_named_with_its_extra(
 
 
 def test_select_loaders_group_leaves_out_what_cannot_be_used(monkeypatch: pytest.MonkeyPatch, shards: ShardSet) -> None:
-    """A line says which, and the others come."""
+    """A line names each skipped loader. The other loaders are selected."""
     entry = LoaderEntry(module="bench.loaders.none", extra="peers", requires=("no_such_package.of_that_name",))
     monkeypatch.setitem(LOADERS, "absent", entry)
     specs, skipped = select_loaders(["all"], shards=shards)

@@ -1,4 +1,4 @@
-"""Records are written whole and read again; tables, documents and plots are made of them."""
+"""Records are written whole and read again. Tables, documents and plots are made from records."""
 
 import json
 import re
@@ -40,7 +40,7 @@ from .records import record, report
     ],
 )
 def test_what_is_no_run_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    """Issue 3: what is no record is said to be none, in one line that names the file."""
+    """Issue 3: a file that is not a record gives an error of one line that names the file."""
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(DataError, match=rf"run\.json': {message}"):
         read_run(tmp_path / "run.json")
@@ -53,7 +53,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, text: str, message: str) -> N
         (["/src/dali_pipes/__main__.py", "bench", "run"], "dali-pipes bench run"),
         (["x", "--shards", "/data/secret/pets"], "x --shards .../pets"),
         (["x", "--shards=/data/secret/pets"], "x --shards=.../pets"),
-        (["x", "--shards", "ais://pets/shuffled-"], "x --shards ais://pets/shuffled-"),  # of no machine
+        (["x", "--shards", "ais://pets/shuffled-"], "x --shards ais://pets/shuffled-"),  # names no machine
         (["x", "--endpoint", "http://node7:51080"], "x --endpoint http://ENDPOINT"),
         (["x", "--endpoint=https://u:p@node7"], "x --endpoint=https://ENDPOINT"),
         (["x", "--json", "~/out.json"], "x --json .../out.json"),
@@ -61,7 +61,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, text: str, message: str) -> N
     ],
 )
 def test_command_is_shown_without_places_and_hosts(words: list[str], shown: str) -> None:
-    """A record may be shown to anybody."""
+    """The command in a record is safe to publish: it has no folders and no hosts."""
     assert shown_command(words) == shown
 
 
@@ -103,7 +103,7 @@ def document(tmp_path: Path) -> Path:
 
 
 def test_check_writes_nothing_and_fails_where_a_table_is_old(document: Path, tmp_path: Path) -> None:
-    """For CI, over all documents that are named. An update replaces what is between the marks, and nothing else."""
+    """CI checks several documents in one call. An update replaces only the text between the marks."""
     other = tmp_path / "other.md"
     other.write_text(DOCUMENT)
     update_document(other)
@@ -206,18 +206,18 @@ SWEEP = report(
 
 
 def marks_of(run: dict[str, Any], axis: str) -> list[Mark]:
-    """A mark for the samples/s of each record."""
+    """Return one mark for the samples/s of each record."""
     name = "samples_per_s"
     return [Mark(row, FIGURES[name], values_of(row, name), row["setting"][axis]) for row in run["records"]]
 
 
 def texts_of(svg: str) -> set[str]:
-    """What can be read in a picture: text is text, and no path of letters."""
+    """Return the texts of a picture. Plots store text as text, not as paths."""
     return {"".join(node.itertext()).strip() for node in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
 
 
 def test_lines_lie_in_their_places() -> None:
-    """Each value of the axis is at its place, with a whisker; the axis of the figure begins at zero."""
+    """Each point lies at its value of the setting and has a whisker. The axis of the figure begins at zero."""
     places = [0.0, 20.0, 100.0]
     marks = marks_of(report(*(record("dali", 500, 1, setting={"latency_ms": place}) for place in places)), "latency_ms")
     (axes,) = draw_lines(marks, x_title="latency ms").axes
@@ -232,7 +232,7 @@ def test_lines_lie_in_their_places() -> None:
 
 
 def test_a_run_has_a_plot_of_each_figure_and_setting() -> None:
-    """Each stands by itself, and is the same each time; what comes from no shard is off any scale, and left out."""
+    """Plots need no other file and are the same each time. They leave out ``synthetic``, which reads no shard."""
     plots = plots_of(RUN)
     assert [*plots] == ["samples_per_s", "cpu_ms_per_sample", "time_to_first_batch_s", "wait_share"]
     for svg in plots.values():

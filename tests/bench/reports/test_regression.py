@@ -40,7 +40,7 @@ def test_regression_is_what_is_worse_beyond_the_interval(samples_per_s: float, c
 
 
 def test_threshold_is_what_is_not_called_worse() -> None:
-    """3 % slower in every one of many steady turns: sure, and small. Of three repeats nothing is said."""
+    """A steady loss of 3 % is certain, but within the threshold. Three repeats are too few for a verdict."""
     steady = (1.0, 1.001, 0.999, 1.0005, 0.9995, 1.002, 0.998)
     before = report(record("dali", 900, 2.5, turns=steady))
     after = report(record("dali", 873, 2.5, turns=steady))

@@ -61,7 +61,7 @@ def test_one_record_shows_ratios_to_any_of_its_loaders() -> None:
 
 
 NUM_DRAWS = 2000
-# Three standard errors of a share of 0.95 in so many draws, and what the interpolation is off by (1 % at most).
+# Three standard errors of a share of 0.95 in 2,000 draws, plus the error of the interpolation (at most 1 %).
 SLACK = 0.015 + 0.01
 
 
@@ -70,13 +70,13 @@ SLACK = 0.015 + 0.01
     ("distribution", "median"),
     [
         ("normal", 0.0),
-        ("exponential", math.log(2)),  # a machine that is at times slower, and never faster than it can be
+        ("exponential", math.log(2)),  # a machine that is sometimes slower, and never faster than its limit
         ("lognormal", 1.0),
         ("cauchy", 0.0),  # no mean, no variance
     ],
 )
 def test_interval_of_a_median_holds_it_in_95_of_100(num_repeats: int, distribution: str, median: float) -> None:
-    """It contains the median in 95 % of the draws, for any distribution of the repeats."""
+    """The interval contains the median in 95 % of the draws, for any distribution of the repeats."""
     draw = np.random.default_rng(num_repeats)
     name = "standard_cauchy" if distribution == "cauchy" else distribution
     samples = getattr(draw, name)(size=(NUM_DRAWS, num_repeats))
@@ -86,7 +86,7 @@ def test_interval_of_a_median_holds_it_in_95_of_100(num_repeats: int, distributi
 
 @pytest.mark.parametrize(
     ("num_values", "num_baseline", "k"),
-    # Critical values of Mann-Whitney's U, two-sided, 0.05, plus one; from the tables of Hollander and Wolfe.
+    # ``k`` is the critical value of Mann-Whitney's U (two-sided, 0.05) plus one, from Hollander and Wolfe's tables.
     [(4, 4, 1), (5, 5, 3), (6, 6, 6), (7, 7, 9), (8, 8, 14), (10, 10, 24), (5, 8, 7)],
 )
 def test_unpaired_ratio_cuts_where_the_tables_do(num_values: int, num_baseline: int, k: int) -> None:
@@ -99,7 +99,7 @@ def test_unpaired_ratio_cuts_where_the_tables_do(num_values: int, num_baseline: 
 
 
 def test_too_few_repeats_have_no_interval_and_nothing_no_ratio() -> None:
-    """Five of one loader; three against three runs: nothing is excluded then. A wait of 0 s has no ratio."""
+    """Five repeats have no interval. Three repeats against three exclude no ratio. A wait of 0 s has no ratio."""
     assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]).low is None
     few = report(record("webloader", 300, 7, turns=SEVEN[:5]))
     assert cells_of(few)[1][1] == "300 (291-309)"

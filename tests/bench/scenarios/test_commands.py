@@ -1,4 +1,4 @@
-"""`bench open`, `resume`, `windows` and `fetch` on few samples; and what each scenario refuses."""
+"""Tests of `bench open`, `resume`, `windows` and `fetch` on few samples, and of the options that they refuse."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def records_of(command: str, out: Path, *arguments: object) -> tuple[dict[str, Any], str]:
-    """The record that a command writes, and what it prints."""
+    """Run a command, and return its record and its output."""
     done = invoke(command, *arguments, "--json", out)
     return json.loads(out.read_text()), done.stdout
 
 
 def test_open_measures_ranks_and_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No opening lists the bucket; each rank asks for the manifest once, in a new interpreter (here: a fork)."""
+    """No rank lists the bucket. Each rank reads the manifest once, in a new interpreter (the test forks instead)."""
     from bench.engine import turn_process
 
     def forked(*arguments: Any, fresh: bool, **options: Any) -> TurnProcess:
@@ -63,7 +63,7 @@ def test_open_measures_ranks_and_listings(tmp_path: Path, monkeypatch: pytest.Mo
 def test_resume_writes_a_record_for_each_situation(
     turns_here: None, small_shards: Path, tmp_path: Path, memory_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command resumes in the midst of 23 samples, warm and cold; all is gone afterwards."""
+    """The command resumes in the middle of 23 samples, warm and cold, and leaves no file behind."""
     from bench.scenarios import resume
 
     monkeypatch.setattr(resume, "SETTLE_S", 0.05)
@@ -82,7 +82,7 @@ def test_resume_writes_a_record_for_each_situation(
 def test_windows_writes_a_record_for_each_pair(
     turns_here: None, small_shards: Path, tmp_path: Path, memory_dir: Path
 ) -> None:
-    """The command loads 48 samples in 12 shards near and far, whole and half cached; all is gone."""
+    """The command loads 48 samples with and without latency, wholly and half cached, and leaves no file behind."""
     options = ["--shards", small_shards, "--samples", 48, "--num-shards", 12, "--repeats", 1, "--batch-size", 5]
     options += ["--crop", 32, "--device", "cpu", "--num-threads", 1, "--fractions", "1.0,0.5", "--latencies-ms", "0,1"]
     report, printed = records_of("windows", tmp_path / "windows.json", *options, "--cache", memory_dir)
@@ -100,14 +100,14 @@ def test_windows_writes_a_record_for_each_pair(
 
 @pytest.mark.parametrize(("num_shards", "fraction"), [(12, 0.5), (1000, 0.1)])
 def test_fitting_window_two_of_any_windows_fit(num_shards: int, fraction: float) -> None:
-    """Whatever order the shards come in, two windows that follow each other take no more than the cache."""
+    """Two consecutive windows fit into the cache in any order of the shards."""
     from bench.scenarios.windows import fitting_window
     from dali_pipes.cache.extents import extent_starts
     from dali_pipes.order.passes import cut_windows
     from tests.simulated import simulated_manifest
 
     manifest = simulated_manifest(num_shards)
-    # Small shards, of which index and pages are much.
+    # Shards so small that indexes and rounding to pages take much of an extent.
     shard_bytes = manifest.shard_bytes // 5000
     manifest = dataclasses.replace(manifest, shard_bytes=shard_bytes, index_bytes=manifest.index_bytes // 20)
     extents = np.diff(extent_starts(manifest.shard_bytes, manifest.index_bytes))
@@ -158,7 +158,7 @@ def test_list_of_numbers_that_are_none_is_refused() -> None:
         invoke("windows", "--fractions", "half")
 
 
-OBJECT_BYTES = 300_000  # no whole number of pages
+OBJECT_BYTES = 300_000  # not a multiple of the page size
 needs_curl = pytest.mark.skipif(find_curl() is None, reason="no curl in PATH")
 CLIENT_PARAMS = ["ours", "sdk", pytest.param("curl", marks=needs_curl)]
 FIGURES = ("mib_per_s", "cpu_s_per_gib")
@@ -166,7 +166,7 @@ FIGURES = ("mib_per_s", "cpu_s_per_gib")
 
 @pytest.fixture(scope="module")
 def stored(node: str) -> list[bytes]:
-    """Five objects in the bucket ``fetched``."""
+    """Store five objects in the bucket ``fetched``."""
     store = AisStore(node, "fetched")
     store.create()
     objects = [bytes([number]) * OBJECT_BYTES for number in range(5)]
@@ -192,7 +192,7 @@ def task(node: str, stored: list[bytes], tmp_path: Path) -> Objects:
 
 @needs_curl
 def test_fetch_writes_a_record_for_each_client(turns_here: None, tmp_path: Path) -> None:
-    """The command times all three in turns, shows the server beside, and leaves nothing in the cache."""
+    """The command times all three clients, shows the CPU use of the server, and leaves nothing in the cache."""
     out, cache = tmp_path / "fetch.json", tmp_path / "cache"
     cache.mkdir()
     arguments = ["--object-bytes", "300kB", "--num-objects", 5, "--connections", 3, "--repeats", 1]
@@ -212,7 +212,7 @@ def test_fetch_writes_a_record_for_each_client(turns_here: None, tmp_path: Path)
 
 
 def test_fetch_from_a_cluster_makes_and_destroys_its_own_bucket(turns_here: None, node: str, tmp_path: Path) -> None:
-    """There is no server of ours to measure. Somebody else's bucket of that name is neither written nor destroyed."""
+    """The record has no figures of the server. The command never writes or destroys a bucket that it did not make."""
     scenario = FetchScenario(object_bytes=1000, num_objects=2, repeats=1, clients=["sdk"], work=tmp_path, endpoint=node)
     report = run_scenario(scenario)
     assert [record["loader"] for record in report["records"]] == ["sdk"]
@@ -231,11 +231,11 @@ def test_fetch_from_a_cluster_makes_and_destroys_its_own_bucket(turns_here: None
 
 @pytest.mark.parametrize("client", CLIENT_PARAMS)
 def test_client_reads_all_and_leaves_nothing(task: Objects, client: str) -> None:
-    """What it stored is gone. The size of every object, and the checksum of one a turn, are those that were stored."""
+    """A client checks the size of each object and one checksum a turn, and removes the files that it wrote."""
     assert CLIENTS[client](task).cpu_s > 0
     with pytest.raises(DataError, match="xxhash2"):
         CLIENTS[client](task._replace(checksums=[checksum ^ 1 for checksum in task.checksums]))
-    if client != "ours":  # which asks for so many bytes
+    if client != "ours":  # our client asks for exactly this number of bytes
         with pytest.raises(DataError, match=rf"object 'o 0' has {OBJECT_BYTES} bytes, expected 1234"):
             CLIENTS[client](task._replace(object_bytes=1234))
     assert list(task.directory.iterdir()) == []

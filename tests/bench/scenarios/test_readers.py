@@ -1,4 +1,4 @@
-"""`bench feed` and `bench tfrecord` on a few samples: readers are compared, records written, and nothing is left."""
+"""`bench feed` and `bench tfrecord` on a few samples compare readers, write records and leave no file behind."""
 
 import itertools
 import json
@@ -47,10 +47,10 @@ def feed_options(data: FeedData, *, passes: int = 2, **given: Any) -> FeedOption
 def test_feed_loader_gives_what_the_shards_hold(
     loader: str, components: tuple[str, ...], batch_size: int, data: FeedData
 ) -> None:
-    """Each pass of each epoch; the batches are whole, except the last one of an epoch."""
+    """Each epoch has the samples of the shards. All batches are whole, except the last batch of an epoch."""
     expected = expected_samples(data.shards, components=components)
     with SUBJECTS[loader](data, feed_options(data, batch_size=batch_size, passes=1, components=components)) as epoch:
-        for _ in range(1 if loader.startswith("webdataset") else 2):  # DALI's reader goes on where it was
+        for _ in range(1 if loader.startswith("webdataset") else 2):  # DALI's reader continues where it stopped
             check_epoch(epoch(), expected, components=components, loader=loader)
         sizes = [len(batch["label"]) for batch in epoch()]
     assert sizes[:-1] == [batch_size] * (len(sizes) - 1)
@@ -86,7 +86,7 @@ def test_feed_outputs_that_differ_are_named(
 
 
 def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
-    """Drawn photos of two sizes, in turns of their own processes; nothing is left behind."""
+    """The command times photos of two sizes, each turn in its own process, and leaves no file behind."""
     out, cache = tmp_path / "feed.json", tmp_path / "cache"
     cache.mkdir()
     arguments = ["--data-bytes", "200kB", "--photo-kb", "20,10", "--batch-sizes", 8, "--passes", 2, "--repeats", 1]
@@ -102,7 +102,7 @@ def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
         figures = record["repeats"][0]["figures"]
         assert min(value for value in figures.values() if value is not None) >= 0
         assert figures["samples_per_s"] > 0
-        if record["loader"] == "preadv":  # the other one also reads ahead
+        if record["loader"] == "preadv":  # dali-pipes also reads ahead
             assert figures["read_ratio"] == pytest.approx(1, abs=0.1)
     assert report_text(report) in done.stdout
     assert list(cache.iterdir()) == []
@@ -111,7 +111,7 @@ def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
 
 
 def test_feed_reads_given_shards(turns_here: None, bucket: ShardSet, tmp_path: Path) -> None:
-    """Reads shards in a bucket with and without masks. Shards that have no masks are not read with masks."""
+    """Shards in a bucket are read with and without masks. Shards that have no masks are only read without."""
     (tmp_path / "in").mkdir()
     samples = [Sample(f"s{i}", {"jpg": photo_bytes(i, 8, 8), "cls": b"1"}) for i in range(6)]
     write_tar(tmp_path / "in" / "s-000000.tar", samples)

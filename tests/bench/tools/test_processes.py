@@ -1,4 +1,4 @@
-"""What processes cost, where they are forked from, and what runs write: it is gone when they are, also when killed."""
+"""The cost of processes is measured, a rank has its own fork server, and folders of killed runs are removed."""
 
 import json
 import multiprocessing
@@ -41,15 +41,15 @@ def burn_below(done: "multiprocessing.connection.Connection", stay: "multiproces
 @pytest.mark.parametrize(
     ("work", "method"),
     [
-        # It is the fork server's child, which waits for it; its time must not be lost there.
+        # The worker is a child of the fork server, which waits for it: its time must not be lost there.
         pytest.param(burn, "forkserver", id="worker of a fork server"),
-        # What a worker starts is the loader's cost too.
+        # A process that a worker starts also counts for the loader.
         pytest.param(burn_below, "fork", id="grandchild"),
     ],
 )
 def test_cpu_of_a_process_below_counts_alive_and_ended(work: object, method: str) -> None:
-    """Its time is there while it lives, and stays when it has ended. That of a bystander, as an embedded node is, does
-    not count.
+    """The CPU time of a process counts while the process lives and after it has ended. The time of a bystander, such
+    as an embedded node, does not count.
     """
     context = worker_context() if method == "forkserver" else multiprocessing.get_context(method)
     done, done_end = context.Pipe(duplex=False)
@@ -150,7 +150,7 @@ sys.stdin.read()
 
 
 def test_leftovers_of_killed_runs_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    """One run was killed, one goes on in another process, one in this; and a directory that is no run's."""
+    """Only the folder of the killed run is removed, not the folders of two live runs, and no other directory."""
     other = tmp_path / "dali-pipes-bench-notes"
     other.mkdir()
     owners = [

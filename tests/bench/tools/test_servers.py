@@ -1,4 +1,4 @@
-"""The gateway adds latency, counts, and leaves answers as they are; the simulated bucket holds what indexing finds."""
+"""The gateway adds latency, counts bytes and keeps answers unchanged. The simulated bucket has correct indexes."""
 
 import http.client
 import threading
@@ -22,7 +22,7 @@ DATA = bytes(range(256)) * 4096  # 1 MiB
 
 @pytest.fixture(scope="module")
 def gateway(node: str) -> Iterator[Gateway]:
-    """Before a node with an object."""
+    """A gateway in front of a node with one object."""
     store = AisStore(node, "behind")
     store.create()
     store.write("o", DATA)
@@ -39,7 +39,7 @@ def ask(
 
 
 def test_sdk_reads_through_it(gateway: Gateway) -> None:
-    """Bytes, size, and a listing: the redirect to the target leads through the gateway again."""
+    """The SDK reads an object, its size and a listing. The redirect to the target goes through the gateway, too."""
     store = AisStore(gateway.endpoint, "behind")
     before = read_counter(gateway.counter)
     assert store.read("o") == DATA
@@ -54,7 +54,7 @@ LATENCY_S = 0.05
 
 
 def odd_answers(visit: Visit) -> None:
-    """Answers in the ways that AIStore's own server does not here: in chunks, until the end, without a body."""
+    """Answer in ways that AIStore does not use here: in chunks, until the connection closes, without a body."""
     head, _, body = visit.request.partition(b"\r\n\r\n")
     method, path, *_ = head.split()
     if path == b"/chunks":
@@ -76,13 +76,13 @@ def odd_answers(visit: Visit) -> None:
 
 @pytest.fixture(scope="module")
 def odd() -> Iterator[http.client.HTTPConnection]:
-    """A connection to a gateway before such a server."""
+    """A connection to a gateway in front of a server that runs `odd_answers`."""
     with scripted(odd_answers) as upstream, Gateway(upstream.endpoint, latency_s=LATENCY_S) as started:
         yield http.client.HTTPConnection(urlsplit(started.endpoint).netloc)
 
 
 def test_bodies_of_every_kind_pass(odd: http.client.HTTPConnection) -> None:
-    """In chunks, none at all, one that is sent there, and one until the connection ends."""
+    """The gateway passes on chunks, no body, a body of a request, and a body that ends with the connection."""
     assert ask(odd, "/chunks")[2] == b"first " + b"x" * 3000 + b" last"
     assert ask(odd, "/none")[0] == 204
     odd.request("PUT", "/o", body=b"abc")
@@ -119,7 +119,7 @@ def store(request: pytest.FixtureRequest, bucket: SimulatedBucket, monkeypatch: 
 
 
 def test_bucket_is_listed_in_pages_and_holds_what_indexing_finds(bucket: SimulatedBucket, store: Store) -> None:
-    """Each shard, each index and the manifest once, with their sizes; 1,000 names a page.
+    """A listing has each shard, each index and the manifest once, with its size. A page has 1,000 names.
 
     Shards that are indexed anew have the checksums, sizes and indexes that the server made up.
     """

@@ -55,7 +55,7 @@ Spoil = Callable[[bytes], bytes]
 
 
 def spoilt(samples: Sequence[Sample], numbers: Any, *, how: Any = None, component: str = "image.jpg") -> list[Sample]:
-    """The samples, those with these numbers with a component that is bad; ``numbers`` may say for each in which way."""
+    """Spoil a component of the samples with these numbers; ``numbers`` may map each number to its own way to spoil."""
     ways: Mapping[int, Spoil] = numbers if isinstance(numbers, Mapping) else dict.fromkeys(numbers, how)
     data = {number: spoil(samples[number].components[component]) for number, spoil in ways.items()}
     return with_data(samples, data, component=component)
@@ -73,7 +73,7 @@ def open_loader(shards: Any, *, policy: dict[str, Any] | None = None, **options:
 
 
 def rows_of(shards: Path, **options: Any) -> dict[str, dict[str, Any]]:
-    """Key -> the sample's row of each output, of a loader of good samples."""
+    """Read good samples; map each key to the sample's row of each output."""
     with open_loader(shards, policy=RAISING, **options) as loader:
         return {
             key: {name: batch[name][i] for name in batch} for (batch,) in loader for i, key in enumerate(batch["key"])
@@ -105,19 +105,19 @@ def stand_in(keys: Sequence[str], bad: set[str]) -> list[str]:
 @pytest.mark.parametrize(
     "ways",
     [
-        {0: undecodable},  # the first of the epoch: the one after it stands in
-        {3: undecodable, 7: undecodable},  # the last of two batches
-        dict.fromkeys((8, 9, 10, 11), undecodable),  # nothing but bad ones: a neighbour in the shard
-        dict.fromkeys((4, 5, 6, 7), undecodable),  # likewise, over two shards
-        {0: gif, 3: gif, 4: gif, 5: gif, 6: gif},  # known before the batch is decoded
+        {0: undecodable},  # the first of the epoch: the next sample replaces it
+        {3: undecodable, 7: undecodable},  # the last sample of each of two batches
+        dict.fromkeys((8, 9, 10, 11), undecodable),  # a whole batch: a neighbour in the shard replaces it
+        dict.fromkeys((4, 5, 6, 7), undecodable),  # a whole batch, from two shards
+        {0: gif, 3: gif, 4: gif, 5: gif, 6: gif},  # found bad before the batch is decoded
         dict.fromkeys((8, 9, 10, 11), gif),
         {1: cut, 5: bomb, 6: nothing, 7: garbage, 9: undecodable, 10: gif},
     ],
     ids=lambda ways: " ".join(f"{number}={how.__name__}" for number, how in ways.items()),
 )
 def test_others_stand_in(tmp_path: Path, good_samples: list[Sample], good_shards: Path, ways: dict[int, Spoil]) -> None:
-    """Batches keep number and size; all others, with their own random crops, are bit-equal to those of a good data set;
-    the repeats are marked.
+    """The number and size of batches stay; good samples keep their random crops and are bit-equal to the samples of a
+    good data set; the loader marks the repeats.
     """
     options: dict[str, Any] = {"graph": dp.classification_train(crop=24), "seed": 5}
     shards = write_shards(tmp_path, spoilt(good_samples, ways), per_shard=6)
@@ -145,8 +145,8 @@ def test_others_stand_in(tmp_path: Path, good_samples: list[Sample], good_shards
 @pytest.mark.parametrize(
     ("policy", "how", "expected"),
     [
-        ("PARTIAL", undecodable, ["s00009", "s00009"]),  # nothing but bad ones: the neighbour before the first
-        ("FILL", gif, ["s00001", "s00001", "s00001", "s00001", "s00002"]),  # 10 11 and again 0 1 2
+        ("PARTIAL", undecodable, ["s00009", "s00009"]),  # only bad samples: the one before them in the shard
+        ("FILL", gif, ["s00001", "s00001", "s00001", "s00001", "s00002"]),  # 10, 11, and 0, 1, 2 repeated
         ("FILL", undecodable, ["s00001", "s00001", "s00001", "s00001", "s00002"]),
     ],
 )
@@ -182,7 +182,7 @@ def test_other_ranks_bad_samples_are_theirs(tmp_path: Path, good_samples: list[S
 def test_search_for_a_replacement_ends(
     tmp_path: Path, good_samples: list[Sample], monkeypatch: pytest.MonkeyPatch, num_bad: int, is_error: bool
 ) -> None:
-    """Of a batch of bad samples, two others are tried here and found bad; a third one is too many."""
+    """For a batch of bad samples the loader tries others: two of them may be bad here, a third is an error."""
     monkeypatch.setattr("dali_pipes.bad_samples.MAX_UNFIT", 2)
     shards = write_shards(tmp_path, spoilt(good_samples[:8], range(num_bad), how=gif), per_shard=8)
     with open_loader(shards, batch_size=2) as loader:
@@ -195,7 +195,7 @@ def test_search_for_a_replacement_ends(
 
 @pytest.fixture
 def repairs(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Grows with each batch that DALI refused and that was repaired."""
+    """A list that grows by one entry for each batch that DALI refused and the loader repaired."""
     from dali_pipes.bad_samples import Repair
 
     made: list[None] = []
@@ -221,7 +221,7 @@ def test_bad_sample_that_only_fills_a_batch_is_not_listed(
 
 
 def test_only_the_bad_ones_of_a_large_batch_are_replaced(tmp_path: Path) -> None:
-    """DALI decodes parts of two samples each, and then the samples of those that it refuses."""
+    """DALI decodes parts of two samples each; if it refuses a part, it decodes each sample of the part."""
     shards = write_shards(tmp_path, spoilt(make_samples([(40, 30)] * 32), [3, 20, 21], how=undecodable), per_shard=32)
     with open_loader(shards, batch_size=32) as loader:
         next(loader)
@@ -240,7 +240,7 @@ def test_mask_alone_is_bad(tmp_path: Path, good_samples: list[Sample]) -> None:
 
 
 def test_resume_around_bad_samples(tmp_path: Path, good_samples: list[Sample]) -> None:
-    """Resumed anywhere, by a loader that has met no bad sample yet, the rest is bit-equal."""
+    """A new loader, which knows no bad sample yet, resumes anywhere and gives bit-equal batches."""
     ways = {1: undecodable, 4: undecodable, 5: gif, 6: undecodable, 7: gif, 11: gif}
     shards = write_shards(tmp_path, spoilt(good_samples, ways), per_shard=6)
     options: dict[str, Any] = {"shuffle": True, "seed": 3, "batch_size": 2}
@@ -379,7 +379,7 @@ def test_too_many_are_an_error(tmp_path: Path, good_samples: list[Sample]) -> No
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, *, is_failing: Callable[[int, int], bool], text: str) -> list[Any]:
-    """DALI fails by a batch's number, from 1, and its samples; return the pipelines that were asked for one."""
+    """Let DALI fail where ``is_failing(batch number from 1, number of samples)``; return the pipeline of each call."""
     from dali_pipes.graph.decode import DecodePipeline
 
     real = DecodePipeline.take
@@ -400,7 +400,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, *, is_failing: Callable[[int, int],
 def test_a_batch_without_a_bad_sample_is_the_same(
     good_shards: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """DALI fails once and nobody is to blame: the batch, decoded again apart and without JPEG engines, is bit-equal."""
+    """DALI fails once without a bad sample: a retry pipeline without JPEG engines gives a bit-equal batch."""
     options = {"graph": dp.classification_train(crop=24), "shuffle": True}
     with open_loader(good_shards, **options) as loader:
         whole = [batch for (batch,) in loader]

@@ -32,7 +32,7 @@ def cropped(components: dp.Components, random: dp.Random) -> dict[str, Any]:
 
 
 def same_size(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-    """Both have a crop of their own, and the user says that they have one size."""
+    """Crop photo and mask separately; the user declares that both have the same size."""
     components.same_size("image.jpg", "trimap.png")
     pixels = (fn.decoders.image(components[name], output_type=types.GRAY) for name in ("image.jpg", "trimap.png"))
     return dict(zip(("image", "mask"), (fn.crop(one, crop=(8, 8)) for one in pixels), strict=True))
@@ -40,7 +40,7 @@ def same_size(components: dp.Components, random: dp.Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("graph", [None, cropped, same_size])
 def test_a_mask_of_another_size_is_bad(tmp_path: Path, graph: Any) -> None:
-    """The third one's is two columns wider: in the built-in graph, and in a user's own where both share a crop."""
+    """The third mask is two columns wider than its photo, in the built-in graph and in a user's two graphs."""
     samples = make_samples([(50, 40)] * 4)
     samples[2].components["trimap.png"] = mask_bytes(2, 52, 40)
     shards = write_shards(tmp_path, samples, per_shard=4)

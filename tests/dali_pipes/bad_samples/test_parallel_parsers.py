@@ -26,7 +26,7 @@ shards, reader = sys.argv[1:]
 bad_samples = dp.BadSamples(on_error="substitute", quarantine=shards + "/q.tsv")
 graph = dp.classification_eval(resize=32, crop=32)
 decode = dp.Decode(threads=2, reader=reader)
-for _ in range(4):  # a loader that knows its bad samples does not decode them again
+for _ in range(4):  # new loaders: a loader does not decode its known bad samples again
     with dp.loader(shards, graph, batch_size=256, device="cpu", decode=decode, bad_samples=bad_samples) as loader:
         for epoch in range(2):
             assert sum(len(batch["label"]) for (batch,) in loader) == 256
@@ -35,7 +35,7 @@ for _ in range(4):  # a loader that knows its bad samples does not decode them a
 
 
 def shards_with(directory: Path, odd: Mapping[int, bytes], *, num: int) -> Path:
-    """A shard of photos of 40 x 50 pixels, with the odd ones at their places."""
+    """Write a shard of photos of 40 x 50 pixels; ``odd`` replaces the photos with these numbers."""
     photos = [odd.get(number) or photo_bytes(number % 8, 50, 40) for number in range(num)]
     samples = [Sample(f"s{number:05d}", {"jpg": data, "cls": b"1"}) for number, data in enumerate(photos)]
     return write_shards(directory, samples, per_shard=num)
@@ -43,7 +43,7 @@ def shards_with(directory: Path, odd: Mapping[int, bytes], *, num: int) -> Path:
 
 @pytest.mark.parametrize("reader", ["auto", "webdataset"])
 def test_headers_that_the_parser_refuses_do_not_end_the_process(tmp_path: Path, reader: str) -> None:
-    """Other samples replace them, in each epoch. With two threads, more than twelve photos are parsed in parallel."""
+    """The loader replaces bad samples in each epoch. Two threads parse batches of over twelve photos in parallel."""
     odd = dict.fromkeys(range(0, 256, 8), misleading_jpeg()) | dict.fromkeys(range(4, 256, 8), bmp_of_16_bits())
     shards = shards_with(tmp_path / "shards", odd, num=256)
     arguments = [sys.executable, "-c", PROGRAM, str(shards), reader]

@@ -51,7 +51,7 @@ def write_photos(
 ) -> None:
     """Write a shard of good samples, and replace ``image.jpg`` and ``data`` of some of them.
 
-    A lying index calls every photo a JPEG of `SIZE`.
+    With ``lying``, the index calls every photo a JPEG of `SIZE`.
     """
     samples = with_data(make_samples([SIZE] * num), photos)
     for sample in samples:
@@ -154,7 +154,7 @@ def test_odd_images_are_decoded_or_quarantined(tmp_path: Path) -> None:
     compared = {key: pixels for key, pixels in by_pillow.items() if pixels is not None}
     assert len(compared) == 36
     for key, pixels in compared.items():
-        tolerance = 1 if "cmyk" in key else 0  # another rounding of ink to light
+        tolerance = 1 if "cmyk" in key else 0  # Pillow and DALI round CMYK differently
         assert np.abs(delivered[key] - pixels).max() <= tolerance, key
 
 

@@ -46,7 +46,7 @@ PROGRAM = r"""
 import re, sys, dali_pipes as dp
 from nvidia.dali import fn
 
-# Not getrusage's maximum: a child begins with that of the process that forked it.
+# Do not use getrusage's maximum: a child process starts with the maximum of its parent.
 peak = lambda: int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1]) // 1024
 graph = lambda components, random: {"image": fn.resize(fn.decoders.image(components["png"]), size=(32, 32))}
 decode = dp.Decode(max_batch_pixels=40_000_000, threads=2)

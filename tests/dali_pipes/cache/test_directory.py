@@ -25,7 +25,7 @@ from dali_pipes.cache.directory import LockFile
 file = LockFile(Path(sys.argv[1]))
 file.lock(7)
 if os.fork() == 0:
-    print(os.getpid(), flush=True)  # it has run its handlers
+    print(os.getpid(), flush=True)  # the child has run its fork handlers
 time.sleep(600)
 """
     command = [sys.executable, "-c", program, str(tmp_path / "lock")]
@@ -38,7 +38,7 @@ time.sleep(600)
         process.wait()
         assert not file.is_locked(7)
     finally:
-        os.kill(child, signal.SIGKILL)  # an error if it did not live
+        os.kill(child, signal.SIGKILL)  # raises an error if the child is not alive
         process.communicate()
         file.close()
 
@@ -53,7 +53,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 @pytest.mark.timeout(120, method="thread")  # the other method needs the signal
 def test_no_interrupt_leaves_the_mutex_locked(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Five hundred interrupts at random moments of the main thread's changes: the mutex is free after each."""
+    """The mutex is free after each of 500 interrupts at random moments, while the main thread locks and unlocks it."""
     before = signal.signal(signal.SIGALRM, interrupt)
     request.addfinalizer(lambda: (signal.setitimer(signal.ITIMER_REAL, 0), signal.signal(signal.SIGALRM, before)))
     file, other = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock")

@@ -125,13 +125,13 @@ def test_ranks_that_start_later_take_what_the_first_has_chosen(
 
 
 def test_shared_memory_counts_as_memory() -> None:
-    """What can be written there is bounded by the file system and by what memory is left."""
+    """The file system's size and the free memory both limit the free space there."""
     space = FreeSpace.of(SHARED_MEMORY)
     stat = os.statvfs(SHARED_MEMORY)
     assert space.is_memory
     assert 0 < space.free <= stat.f_bavail * stat.f_frsize
     assert space.total == stat.f_blocks * stat.f_frsize
-    # What a cache has there already is its own to use, and half of all that is left to others.
+    # The default is half of the free space and the cache's own bytes together; others get the other half.
     assert space.default_bytes(taken=1000) == (space.free + 1000) // 2
     assert FreeSpace.of(SHARED_MEMORY / "not-there").total == 0
 
@@ -139,33 +139,33 @@ def test_shared_memory_counts_as_memory() -> None:
 @pytest.mark.parametrize(
     ("cgroups", "files", "left"),
     [
-        ("0::/job\n", {}, HUGE),  # no such files: not limited
+        ("0::/job\n", {}, HUGE),  # no such files: no limit
         ("0::/job\n", {"job/memory.max": "max", "job/memory.current": "5"}, HUGE),
         ("0::/job\n", {"job/memory.max": "1000", "job/memory.current": "300"}, 700),
         ("0::/job\n", {"job/memory.max": "1000", "job/memory.current": "1300"}, 0),
-        # Pages of files make way, those of a tmpfs, counted among them, do not.
+        # The kernel can drop pages of files. It counts pages of a tmpfs among them, but cannot drop these.
         (
             "0::/job\n",
             {"job/memory.max": "1000", "job/memory.current": "900", "job/memory.stat": "anon 1\nfile 500\nshmem 200\n"},
             400,
         ),
-        # A limit further up counts as well, and so does the root's: a container sees its own group there.
+        # A parent's limit counts as well, and so does the root's: a container sees its own group as the root.
         ("0::/a/b\n", {"a/memory.max": "100", "a/memory.current": "1", "a/b/memory.max": "max"}, 99),
         ("0::/../x\n", {"memory.max": "50", "memory.current": "10"}, 40),
         ("", {}, HUGE),
     ],
 )
 def test_memory_limit(tmp_path: Path, cgroups: str, files: dict[str, str], left: int) -> None:
-    """What the process's control group may still take, as its files say."""
+    """The memory that the process's control group may still take, according to the group's files."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert memory_limit(cgroups=cgroups, root=tmp_path) == left
-    assert memory_limit() > 0  # this process's
+    assert memory_limit() > 0  # the limit of this process
 
 
 def test_check_directory_refuses_what_cannot_hold_a_cache_file(tmp_path: Path) -> None:
-    """Not there, a file, a file system that cannot free blocks or hold files: what is wrong, and what to pass."""
+    """The directory is missing, is a file, or cannot hold files: the error says so, and what to pass instead."""
     check_directory(tmp_path)
     check_directory(SHARED_MEMORY)
     (tmp_path / "file").touch()
@@ -179,7 +179,7 @@ def test_check_directory_refuses_what_cannot_hold_a_cache_file(tmp_path: Path) -
 
 
 def test_check_directory_refuses_a_file_system_that_cannot_free_blocks(tmp_path: Path) -> None:
-    """A ramfs cannot; found out by trying."""
+    """A ramfs cannot free blocks; `check_directory` finds this out by a trial."""
     if subprocess.run(["mount", "-t", "ramfs", "ramfs", tmp_path], capture_output=True).returncode:
         pytest.skip("only root can mount a ramfs")
     try:
@@ -196,7 +196,7 @@ def test_check_directory_refuses_a_file_system_that_cannot_free_blocks(tmp_path:
 def test_space_on_huge_pages_is_aligned_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, expected: int
 ) -> None:
-    """A tmpfs that is mounted with huge=: a smaller extent would take a whole huge page, and count as less."""
+    """On a tmpfs mounted with huge=, a smaller extent would take a whole huge page but count as less."""
     huge_page = tmp_path / "hpage_pmd_size"
     huge_page.write_text(f"{2 << 20}\n")
     monkeypatch.setattr(dali_pipes.cache.placement, "_HUGE_PAGE", huge_page)

@@ -38,7 +38,7 @@ class Job:
         self.all = list(range(NUM_SHARDS))
 
     def wrong(self) -> list[int]:
-        """The shards that do not lie there byte for byte, with their indexes."""
+        """The shards that differ in the cache file from their store, in their own bytes or in their index's."""
         return [shard for shard in self.all if not self._is_right(shard)]
 
     def _is_right(self, shard: int) -> bool:
@@ -95,9 +95,9 @@ def test_changed_shards_of_a_kept_cache_file_are_fetched_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One byte each, in shards and in an index: they are fetched again, the others are not, and the log says it.
+    """One byte changes in two shards and in an index: only these are fetched again, and the log says it.
 
-    Also after a new start of the machine: until they are checked they count for nothing.
+    Also after a reboot, when a shard does not count as staged until it is checked.
     """
     starts = fill_and_close(open_job)
     job = open_job()
@@ -153,7 +153,7 @@ def test_loaders_at_work_share_a_check(
 def test_no_space_after_all_is_an_error(
     open_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else has filled the disk: which shard, how many bytes, where."""
+    """Another program has filled the disk: the error names the shard, the number of bytes and the directory."""
     job = open_job()
 
     def fail(*_: int) -> None:

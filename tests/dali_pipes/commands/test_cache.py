@@ -58,7 +58,7 @@ def blocks(cache_dir: Path) -> int:
 
 
 def test_warm_ls_clear(shards: Path, samples: list[Sample], run: Command, cache_dir: Path) -> None:
-    """All shards come, are listed, and go again; warmed twice, or read, nothing is fetched a second time."""
+    """`warm` stages all shards, `ls` lists them, `clear` removes them; a second `warm` or a loader fetches nothing."""
     assert run("ls") == "no cache files\n"
     first = run.json("warm", shards)
     assert (first["num_shards"], first["num_staged"]) == (8, 8)
@@ -107,7 +107,7 @@ def test_warm_beside_a_loader_takes_what_was_not_promised(
 
 
 def test_warm_with_a_broken_shard_names_it(run: Command, tmp_path: Path) -> None:
-    """What came before stays and is not fetched again."""
+    """The shards before the broken one stay staged and are not fetched again."""
     shards = write_shards(tmp_path / "shards", make_samples([(30, 30)] * 4), per_shard=2)
     whole = (shards / "s-000001.tar").read_bytes()
     (shards / "s-000001.tar").write_bytes(whole[:700] + b"?" + whole[701:])

@@ -1,4 +1,4 @@
-"""The command line: quick to answer, quiet or verbose if asked, and ended soon by a signal."""
+"""The command line answers fast, is quiet or verbose if asked, and ends soon after a signal."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def test_a_module_of_the_users_is_not_taken_for_ours(tmp_path: Path) -> None:
     done = run("-m", "dali_pipes", "bench", "--help", cwd=tmp_path)  # `bench` imports `prep`
     assert done.returncode == 1
     assert f"Error: '{tmp_path}/prep.py' hides dali-pipes' own package 'prep'; rename" in done.stderr
-    # Here the current folder is not on the path.
+    # With -P, the current folder is not on the path.
     assert run("-P", "-m", "dali_pipes", "prep", "--help", cwd=tmp_path).returncode == 0
 
 
@@ -93,10 +93,10 @@ def test_every_command_has_both_options_in_its_help() -> None:
 
 
 def test_quiet_leaves_the_result_and_verbose_adds_the_steps(tmp_path: Path, small_shards: Path) -> None:
-    """Before and after each name of the command. In processes: a test has a logging of its own."""
+    """The options work before and after each command name. Each run is a process: a test sets up its own logging."""
     shards = Path(shutil.copytree(small_shards, tmp_path / "shards"))
     for words in (["-q", "prep", "index"], ["prep", "-v", "index"], ["prep", "index", "-q"]):
-        (shards / manifest_name("s-")).write_bytes(b"broken")  # which gives a warning
+        (shards / manifest_name("s-")).write_bytes(b"broken")  # causes a warning
         done = run("-m", "dali_pipes", *words, str(shards / "s-"))
         assert re.match(r"indexed 4 shards( \(4 indexed before\))?, 23 samples", done.stdout), done.stderr
         if "-q" in words:
@@ -108,7 +108,7 @@ def test_quiet_leaves_the_result_and_verbose_adds_the_steps(tmp_path: Path, smal
 
 @pytest.mark.parametrize("words", [["-q", "-v", "cache", "ls"], ["-q", "cache", "-v", "ls"], ["cache", "ls", "-qv"]])
 def test_both_at_once_are_misuse(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    """And a program that calls `main` is as it was before."""
+    """The command fails, and a program that calls `main` keeps its verbosity."""
     assert main(words) == 2
     assert "--quiet and --verbose exclude each other" in capfd.readouterr().err
     assert current_verbosity() == "normal"
@@ -135,8 +135,8 @@ def test_loader_that_waits_for_a_silent_store_is_interrupted(tmp_path: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as store:
         waiting = start(program, f"http://127.0.0.1:{store.getsockname()[1]}", tmp_path)
         store.settimeout(60)
-        # By the second connection no thread imports the SDK any more: an `eval` there has Python forget that Ctrl-C
-        # ends it, and the exit code is 1.
+        # At the second connection no thread imports the SDK any more. That import calls `eval`, which makes Python
+        # forget that Ctrl-C ended it: the exit code would be 1.
         with store.accept()[0], store.accept()[0]:
             os.killpg(waiting.pid, signal.SIGINT)
             errors = waiting.communicate(timeout=200)[1]
@@ -145,7 +145,7 @@ def test_loader_that_waits_for_a_silent_store_is_interrupted(tmp_path: Path) -> 
 
 
 def test_training_loop_is_interrupted(small_shards: Path) -> None:
-    """The exception is Python's own, the threads end, and the cache file goes with the process."""
+    """Ctrl-C raises Python's own exception, the threads end, and the cache file goes with the process."""
     program = (
         "import sys, dali_pipes as dp\n"
         "with dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=4, device='cpu') as loader:\n"

@@ -171,7 +171,7 @@ def test_gpu_of_this_machine(gpu: None) -> None:
         ((401, {"message": "invalid token"}), "r", "fail", "invalid", "the token in AIS_AUTHN_TOKEN is not valid"),
         # A token that may not see the cluster is a good token: a training needs no more.
         ((403, {"message": "insufficient permissions"}), "r", "ok", "of unknown version", ""),
-        ((500, ""), "", "ok", "of unknown version", ""),  # it is not made up
+        ((500, ""), "", "ok", "of unknown version", ""),  # the version is not made up
     ],
 )
 def test_cluster(answer: tuple[int, Any], token: str, status: str, text: str, advice: str, monkeypatch: Monkey) -> None:

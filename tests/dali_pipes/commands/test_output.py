@@ -1,6 +1,6 @@
-"""The functions that print for all commands: nothing that a terminal obeys, no secret, and an exit code for each error.
+"""All commands print by these functions: no control codes, no secret, and an exit code for each error.
 
-tests/test_imports.py says that nothing else prints.
+tests/test_imports.py checks that nothing else prints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dali_pipes.errors import DataError, StoreError, keep_secret
 
 SECRET = "t0ken-of-the-test-of-output"
 EVIL = f"\x1b[2J\x9b31m\nerror: \u202egpj {SECRET}"
-"""Clears the screen, colours, begins a line like ours, turns the direction of writing, and tells a secret."""
+"""Clears the screen, sets a colour, begins a line like ours, reverses the writing direction, and holds a secret."""
 SHOWN = r"\x1b[2J\x9b31m\nerror: \u202egpj ***"
 
 Captured = pytest.CaptureFixture[str]
@@ -35,7 +35,7 @@ def _secret() -> None:
     ("print_it", "expected"),
     [
         (lambda: output.print_line(EVIL), (f"{SHOWN}\n", "")),
-        (lambda: output.print_line(EVIL, fg="red", err=True), ("", f"{SHOWN}\n")),  # no terminal: no colour
+        (lambda: output.print_line(EVIL, fg="red", err=True), ("", f"{SHOWN}\n")),  # not a terminal, so no colour
         (lambda: output.print_note(EVIL), ("", f"{SHOWN}\n")),
         (lambda: output.print_result(EVIL, {"key": "a"}, as_json=False), (f"{SHOWN}\n", "")),
         (lambda: output.print_some(EVIL, ["a", EVIL]), ("", f"{SHOWN}: a\n{SHOWN}: {SHOWN}\n")),
@@ -65,7 +65,7 @@ def test_log_shows_escapes_and_a_traceback_keeps_its_lines() -> None:
 def test_measuring_refuses_what_it_could_not_write_before_it_runs(
     tmp_path: Path, command: str, capsys: Captured
 ) -> None:
-    """Before the minutes that it takes: even the shards are not looked for."""
+    """The command refuses a bad output path before it looks for the shards and measures for minutes."""
     assert main([command, f"{tmp_path}/shards", "-o", f"{tmp_path}/no/it.json"]) == 2
     assert f"directory '{tmp_path}/no'" in capsys.readouterr().err
 
@@ -107,7 +107,7 @@ def test_output_that_cannot_be_written_is_misuse(tmp_path: Path, name: str, text
 def test_end_of_a_command_is_an_exit_code_and_one_line(
     end: BaseException | None, code: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """0 done, 1 failed, 2 misused; a program looks at the code, and stdout is for results."""
+    """The exit code is 0 for done, 1 for failed, 2 for misused; errors go to stderr, because stdout is for results."""
 
     def command(**_: Any) -> None:
         if end is not None:

@@ -42,7 +42,7 @@ def an_epoch(*, wall_s: float = 10.0, first_batch_s: float = 0.1, **changed: Any
     [
         (an_epoch(step=(9.8, 0.2)), "step", "nothing in the loader"),
         (an_epoch(step=(0, 10), read=(1, 8), fetch=(75, 5)), "fetch", "more fetchers"),
-        # One of eight threads at work.
+        # On average, one of eight fetchers is busy.
         (an_epoch(step=(0, 10), read=(1, 8), fetch=(9, 71)), "fetch", "the fetchers were not all busy"),
         (an_epoch(step=(0, 10), read=(1, 8), fetch=(5, 75), stage=(40, 40)), "stage", "Cache(directory=) in memory"),
         (an_epoch(step=(0, 10), read=(0, 8), fetch=(75, 5), first_batch_s=7.0), "fetch", "Shuffle(ramp_up=True)"),

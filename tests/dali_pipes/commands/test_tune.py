@@ -42,7 +42,7 @@ def test_another_machine_s_file_is_told_once_and_not_used(path: Path, caplog: py
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert f"'cores': {HERE.cores + 126}" in record.message
-    # A validation on the CPU beside a training on the GPU is no reason to warn.
+    # No warning if settings tuned for a GPU are used on the CPU: a training may validate there.
     caplog.clear()
     dataclasses.replace(TUNED, machine=dataclasses.replace(HERE, gpu="NVIDIA H100")).write(path)
     assert choose_settings(Decode(tuning=path), device_id=None).num_threads == HERE.cores

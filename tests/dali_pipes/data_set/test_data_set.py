@@ -17,7 +17,7 @@ samples, shards = samples_and_shards([(30, 30)] * 10, per_shard=2)
 
 
 def test_shards_without_an_index_are_indexed_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is written beside the shards, and it is said how to store it; a shard of no samples has its place."""
+    """Nothing is written beside the shards; the log says how to store the index. An empty shard keeps its place."""
     write_tar(tmp_path / "e-0.tar", [])
     with pytest.raises(DataError, match=r"hold no sample"):
         DataSet(resolve_shards(tmp_path, endpoint=None))

@@ -98,14 +98,14 @@ def test_listed_samples_that_the_loader_does_not_read_are_counted(
 def test_listed_key_that_is_not_there_is_named_with_file_and_line(
     indexed: DataSet, listed: Callable[[str], Path], lines: str, text: str
 ) -> None:
-    """A list of other shards of the same names, most likely; or a file's name for a key."""
+    """Most likely the list is of other shards with the same names, or it has a file's name instead of a key."""
     path = listed(lines)
     with pytest.raises(DataError, match=f"'{path}':{text}"):
         excluded_ordinals(indexed, exclude=path)
 
 
 def test_bad_sample_of_a_mixture_is_named_with_its_set(small_shards: Path, tmp_path: Path) -> None:
-    """The quarantine names the set; the next job leaves the sample out by it."""
+    """The quarantine names the data set, and the next job uses the quarantine to leave the sample out."""
     samples = with_data(make_samples([(20, 20)] * 5), {2: b"GIF89a"})
     mixture = dp.Mixture({"small": small_shards, "few": write_shards(tmp_path, samples, per_shard=5)})
     with open_loader(mixture, bad_samples=substituting(tmp_path)) as loader:

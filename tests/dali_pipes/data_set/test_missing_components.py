@@ -10,7 +10,7 @@ from tests.shards import make_samples, write_shards
 
 
 def test_missing_components_are_an_error_or_skipped(tmp_path: Path) -> None:
-    """Whatever the graph takes counts: mask and label here, the label alone there; lengths are exact."""
+    """Only the components that the graph takes must be there: mask and label, or the label alone. Lengths are exact."""
     samples = make_samples([(30, 24)] * 12)
     for row in range(0, 12, 3):
         del samples[row].components["trimap.png"]

@@ -28,7 +28,7 @@ def directory(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def packed_bucket(bucket: AisStore) -> AisStore:
-    """The same in a bucket."""
+    """The same shards in a bucket."""
     pack(make_source(40), store=bucket, max_count=10)
     return bucket
 
@@ -85,7 +85,7 @@ def test_allow_missing_goes_on_says_what_is_lost_and_ends_the_record(
 
 
 def test_shuffled_and_transformed_shards_have_a_record_of_their_own(directory: Store, tmp_path: Path) -> None:
-    """Runs over disjoint shards name all of them together; the sets that a shuffle splits have a record each."""
+    """Runs over disjoint shards share a record that names all shards; each split of a shuffle has its own record."""
     url, out = directory.locate("samples-"), f"{tmp_path}/out"
     outputs = [
         (f"{directory.url}/exchange-", ["shuffle", url, "--output", "exchange-", "--engine", "exchange"]),
@@ -133,7 +133,7 @@ def test_record_reads_back_or_is_told_to_be_none() -> None:
 
 
 def test_shards_that_were_replaced_are_indexed_as_the_error_says(store: Store) -> None:
-    """What is then not named is not missing: that is what ``--overwrite`` is for."""
+    """``--allow-missing`` does not drop shards that exist and are not named in the command: ``--overwrite`` does."""
     store.write(LAST, store.read("samples-000000.tar") + bytes(10240))
     done = run(store, "index", store.locate("samples-"))
     assert "recorded" in str(done.exception)

@@ -23,7 +23,7 @@ from tests.servers.scripted import Visit
 
 DATA = random.Random(0).randbytes(2_500_001)
 OTHER = random.Random(1).randbytes(2_500_001)
-# A loaded machine must not look like a silent server, or like one that is away.
+# The times are long, so that a server on a loaded machine does not look silent or away.
 RETRY = RetryPolicy(silence_s=60.0, connect_timeout_s=60.0)
 PATIENT = Patience(patience_s=60.0, longest_pause_s=0.02)
 BRIEF = Patience(patience_s=0.2, longest_pause_s=0.02)
@@ -112,7 +112,7 @@ def fails(
 
 
 def ranged(visit: Visit, data: bytes, *, shift: int = 0, version: bytes = b'ETag: "1"') -> bytes:
-    """The answer to a ranged request, which may say that its bytes lie elsewhere."""
+    """Build the answer to a ranged request; with ``shift``, its header states another range."""
     found = re.search(rb"Range: bytes=(\d+)-(\d*)", visit.request)
     assert found is not None
     start, stop = int(found[1]), min(len(data), int(found[2]) + 1 if found[2] else len(data))

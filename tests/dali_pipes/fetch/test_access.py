@@ -120,7 +120,7 @@ def test_https_with_a_client_certificate(store: AisStore, tls: Tls) -> None:
 
 
 def test_https_goes_through_a_tunnel(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CONNECT to the cluster's host, by name; what is in it is the cluster's TLS, also after a redirect."""
+    """The client sends CONNECT with the host's name, and the tunnel carries TLS to that host, also after a redirect."""
 
     def script(visit: Visit) -> None:
         if visit.request.startswith(b"CONNECT"):

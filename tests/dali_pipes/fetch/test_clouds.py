@@ -87,7 +87,7 @@ def error(code: str, message: str = "made by the test", **more: str) -> bytes:
 
 
 def then(*scripts: Script, last: Script = say_object) -> Script:
-    """Answer the first requests as told, each once, and all others with the object."""
+    """Answer the first requests by one script each, and all others by ``last``."""
     return lambda visit: (*scripts, last)[min(visit.number, len(scripts))](visit)
 
 
@@ -229,7 +229,7 @@ def test_other_size_is_the_manifests_error() -> None:
 
 
 def test_object_that_is_unpacked_on_the_way_is_told() -> None:
-    """By Google Cloud Storage, which then sends another number of bytes; and one that comes packed."""
+    """The error says that Google Cloud Storage unpacks the object, or that the object came packed."""
     unpacked = lambda visit: say_object(visit, **{"X-Goog-Stored-Content-Encoding": "gzip"})  # noqa: E731
     with scripted(unpacked) as server, fetching(server.endpoint, scheme="gs") as fetcher:
         fails(fetcher, DataError, "'gs://pets/a/x.tar' is stored with the Content-Encoding 'gzip', and GCS unpacks")

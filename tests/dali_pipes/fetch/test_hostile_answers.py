@@ -1,7 +1,7 @@
-"""Answers that no honest server sends, and odd ones that an honest server may send: one table for all stores.
+"""Answers that no honest server sends, and odd answers that an honest server may send: one table for all stores.
 
-All stores read through one HTTP client. Each answer of the table goes to each of them: it is an error of ours, soon and
-in little memory, or the object's bytes, after which the connection is used again, or is not.
+All stores read through one HTTP client. Each store gets each answer of the table. The fetch fails soon, in little
+memory and with our error, or it reads the object; the table says whether the client then uses the connection again.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class Hostile(NamedTuple):
     answer: str
     script: Script
     wrong: str
-    """A part of the error's text; empty if there is none."""
+    """A part of the error's text; empty if the client must read the object."""
     must: Must = Must.FAIL
     is_slow: bool = False
 
@@ -70,7 +70,7 @@ def unusual(answer: str, data: bytes) -> Hostile:
 
 
 def behind(answer: str, data: bytes) -> Hostile:
-    """Bytes behind a body, which are not to be taken for the next answer."""
+    """A body with bytes behind it; the client must not take these bytes for the next answer."""
     return Hostile(answer, sends(data), "", Must.LEAVE)
 
 
@@ -155,7 +155,7 @@ SCHEMES = {
 
 
 def open_fetcher(scheme: str, endpoint: str) -> ObjectFetcher:
-    """What the store of a scheme reads with, but for the number of attempts."""
+    """Open the fetcher of the scheme's store, with a single attempt."""
     if scheme == "ais":
         source = AisStore(endpoint, "b").objects.source
     else:
@@ -173,7 +173,7 @@ def fetch_small(fetcher: ObjectFetcher) -> None:
 
 @contextlib.contextmanager
 def in_little_memory(most_kib: int) -> Iterator[None]:
-    """The client's and the server's, which is small."""
+    """Check that the client and the small server together use less memory than this."""
     tracemalloc.start()
     try:
         yield
@@ -184,7 +184,7 @@ def in_little_memory(most_kib: int) -> Iterator[None]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> LookedAtClock:
-    """The client's clock: no test here waits for a time to pass."""
+    """Replace the client's clock, so that no test here waits for real time."""
     found = LookedAtClock()
     monkeypatch.setattr(wire, "time", found)
     return found
@@ -212,7 +212,7 @@ def test_hostile_answer_is_an_error_soon_and_in_little_memory(
 
 @pytest.mark.parametrize("row", [row for row in TABLE if row.wrong], ids=lambda row: row.answer)
 def test_hostile_answer_to_the_sdk_is_an_error_too(row: Hostile, request: pytest.FixtureRequest) -> None:
-    """The SDK's requests, such as that for a listing, go through the same client, and take no body for a listing."""
+    """The SDK's requests, such as a listing, use the same client; it does not take the answer for a listing."""
     with scripted(row.script) as server:
         if row.is_slow:
             server.is_due = request.getfixturevalue("clock").is_due
@@ -223,7 +223,7 @@ def test_hostile_answer_to_the_sdk_is_an_error_too(row: Hostile, request: pytest
 
 @pytest.mark.parametrize("late", [SMUGGLED, b"H"])
 def test_bytes_behind_a_body_are_not_the_next_answer(late: bytes) -> None:
-    """They may also come later, on the idle connection; those that come with the body are in the table."""
+    """Here the bytes come later, on the idle connection; the table has the bytes that come with the body."""
     was_read = [threading.Event() for _ in range(3)]
 
     def script(visit: Visit) -> None:
@@ -240,7 +240,7 @@ def test_bytes_behind_a_body_are_not_the_next_answer(late: bytes) -> None:
 
 
 def test_slow_and_honest_link_is_read(clock: LookedAtClock) -> None:
-    """A rate above the least passes, though the transfer takes several times as long as the longest silence."""
+    """A transfer above the lowest rate succeeds, though it takes longer than twice the longest silence."""
     body = DATA[:200_000]
 
     def script(visit: Visit) -> None:
@@ -305,7 +305,7 @@ LISTINGS: list[tuple[str, Script, str]] = [
 
 @pytest.mark.parametrize(("script", "text"), [row[1:] for row in LISTINGS], ids=[row[0] for row in LISTINGS])
 def test_hostile_listing_is_an_error(script: Script, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listing that has no end, or cannot be one: the memory is `MAX_ANSWER_BYTES`, a few times over."""
+    """An endless or invalid listing fails; it takes a few times `MAX_ANSWER_BYTES` of memory."""
     monkeypatch.setattr(listings, "MAX_PAGES", 50)
     with scripted(script) as server:
         with in_little_memory(300 * KIB), pytest.raises(StoreError, match=text):
@@ -315,7 +315,7 @@ def test_hostile_listing_is_an_error(script: Script, text: str, monkeypatch: pyt
 
 
 def test_object_that_is_too_long_for_memory_is_refused_before_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the answer says it is, or if it says nothing; a range is never longer than it was asked."""
+    """The client refuses an object of any stated length, or of none. It reads no more of a range than it asked for."""
     announced = OK + b"Content-Length: %d\r\n\r\n" % (1 << 50)
     too_long = pytest.raises(StoreError, match=f"more than {answers.MAX_OBJECT_BYTES} bytes")
     with scripted(says(announced)) as server, too_long:

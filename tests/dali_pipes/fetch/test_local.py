@@ -1,4 +1,4 @@
-"""Local files: their bytes come checked, copied by the kernel or through a buffer."""
+"""Local files are checked and copied, by the kernel or through a buffer."""
 
 import os
 import tempfile
@@ -18,7 +18,7 @@ DATA = os.urandom((3 << 20) + 4321)
 
 @pytest.mark.parametrize("is_another_file_system", [False, True])
 def test_file_of_other_bytes_is_refused(tmp_path: Path, is_another_file_system: bool) -> None:
-    """Wherever they are: in the first block, or the last byte; the right ones lie in their extent."""
+    """A changed first or last byte is an error; the right file is copied into its extent."""
     with tempfile.TemporaryFile(dir=SHARED_MEMORY if is_another_file_system else tmp_path) as file:
         wanted = [Wanted("a.tar", Extent(file.fileno(), 8192, len(DATA)), checksum(DATA))]
         for position in (0, len(DATA) - 1):

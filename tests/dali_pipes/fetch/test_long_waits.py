@@ -20,7 +20,7 @@ from tests.shards import samples_and_shards
 
 
 class Clock:
-    """Time that a test lets pass."""
+    """A clock that moves only when the test moves it."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

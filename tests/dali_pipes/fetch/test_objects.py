@@ -33,7 +33,7 @@ from tests.servers.faulty import KINDS, faulty
 from tests.servers.scripted import Visit, scripted
 
 PROMPT = RetryPolicy(silence_s=0.2, connect_timeout_s=60.0)
-"""A loaded machine may look silent, too: then there are more attempts."""
+"""A server on a loaded machine may look silent, too; then the client makes more attempts."""
 
 # What breaks and is mended
 
@@ -46,7 +46,7 @@ def test_fault_of_each_kind_is_recovered_from(store: AisStore, kind: str, caplog
     with faulty(store.endpoint, rate=1, kinds=[kind], max_faults=2, stall_s=60) as proxy:
         fetch_through(proxy, store, **({"retry": PROMPT} if is_stall else {}))
         assert proxy.faults == {kind: 2}
-        if kind in ("short", "stall_body"):  # it goes on where it broke
+        if kind in ("short", "stall_body"):  # the retry continues where the body broke
             assert not str(proxy.seen[-1].headers["Range"]).startswith(("None", "bytes=0-"))
     retries = [record.getMessage() for record in caplog.records]
     assert len(retries) == 2 or (is_stall and len(retries) > 2)
@@ -54,7 +54,7 @@ def test_fault_of_each_kind_is_recovered_from(store: AisStore, kind: str, caplog
 
 
 def test_retry_after_is_honoured(store: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute, though the policy's own longest wait is 20 ms."""
+    """The client waits for a minute, though the policy's longest wait is 20 ms."""
     paused_s: list[float] = []
 
     class Clock:
@@ -101,7 +101,7 @@ def test_wrong_bytes_without_end_are_given_up(store: AisStore) -> None:
 
 @pytest.mark.usefixtures("small_ranges")
 def test_ranges_recover_each_on_its_own(store: AisStore) -> None:
-    """Faults of each kind, but for silence, which takes its time; every byte is right."""
+    """Every byte is right after faults of all kinds except silence, which would take too long."""
     kinds = [kind for kind in KINDS if not kind.startswith("stall")]
     with faulty(store.endpoint, rate=0.4, seed=0, kinds=kinds) as proxy:
         for _ in range(5):
@@ -111,7 +111,7 @@ def test_ranges_recover_each_on_its_own(store: AisStore) -> None:
 
 @pytest.mark.usefixtures("small_ranges")
 def test_server_without_ranges_is_read_in_one_piece() -> None:
-    """200 to a range: no part of it is taken for one. The next object is not asked for in ranges."""
+    """After a 200 to a range, the client asks for the whole object. It asks for no range of the next object."""
     with scripted(lambda visit: visit.say(200, DATA)) as server, fetching(server.endpoint, "b") as fetcher:
         for _ in range(2):
             place = Place()
@@ -219,10 +219,10 @@ def test_stopped_ends_the_wait_for_a_silent_map() -> None:
 
 
 def test_connection_that_is_not_made_ends_when_the_thread_is_to_stop() -> None:
-    """A host that drops packets: whoever closes a loader must not wait for all of its addresses."""
+    """The host drops packets: closing a loader must not wait for attempts at all addresses of the host."""
     with contextlib.ExitStack() as cleanup:
         full = cleanup.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(3):  # nobody accepts, so the kernel drops further requests for a connection
+        for _ in range(3):  # no thread accepts, so the kernel drops further connection requests
             waiting = cleanup.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())

@@ -319,7 +319,7 @@ def test_ctrl_c_in_close_comes_after_the_threads_have_ended(open_job: Callable[.
     assert main is not None
 
     def is_waiting() -> bool:
-        """Whether the main thread waits in `close` for this one."""
+        """Whether the main thread waits in `close` for this thread."""
         names = [line.name for line in traceback.extract_stack(sys._current_frames()[main])]
         return "close" in names and "wait" in names
 
@@ -327,7 +327,7 @@ def test_ctrl_c_in_close_comes_after_the_threads_have_ended(open_job: Callable[.
         def fetch(self, *arguments: object, **options: object) -> bool:
             wait_until(is_waiting)
             signal.pthread_kill(main, signal.SIGINT)
-            time.sleep(0.1)  # in which a close that does not wait would return
+            time.sleep(0.1)  # long enough for a close that does not wait to return
             is_over.set()
             return False
 

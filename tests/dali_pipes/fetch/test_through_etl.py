@@ -362,7 +362,7 @@ def test_a_bucket_as_an_etl_shows_it(bucket: AisStore, plain: Path) -> None:
 
 
 def test_index_command(bucket: AisStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be is told, too."""
+    """The command indexes through an ETL; an unknown ETL and a missing endpoint are errors."""
     command = ["prep", "index", f"{bucket.url}/s-", "--endpoint", bucket.endpoint, "--etl"]
     assert main([*command, "as-told", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -63,7 +63,7 @@ def test_file_is_the_one_made_in_memory(runs: list[list[list[Row]]], rows_in_mem
 
 
 def test_memory_is_flat() -> None:
-    """Of a million samples, whose columns take 40 MB, only some 50,000 at a time are in memory."""
+    """The columns of a million samples take 40 MB; the spool holds only about 50,000 samples in memory at a time."""
     same = index_of_rows([(f"key-{row:016d}", frozenset(COMPONENTS), row, 500) for row in range(20_000)])
     tracemalloc.start()
     try:

@@ -113,7 +113,7 @@ def test_manifest_select_takes_rows_in_the_order_given(manifest: Manifest) -> No
 
 
 def test_manifest_digest_is_of_the_data(manifest: Manifest) -> None:
-    """Names, sizes, checksums, counts and their order count, nothing else does; saved states name it for ever."""
+    """The digest is of names, sizes, checksums, counts and their order. Saved states hold it, so it must not change."""
     reversed_ = manifest.select(manifest.names[::-1], where="m")
     assert reversed_.digest != manifest.digest
     assert dataclasses.replace(manifest, classes={1: "one"}, photos={}).digest == manifest.digest
@@ -152,7 +152,7 @@ def with_photo(**columns: Any) -> dict[str, Any]:
 
 
 def test_shard_index_round_trips() -> None:
-    """Keys are texts that are decoded when they are asked for; upright photos have no column of orientations."""
+    """Keys are decoded only when they are asked for; an index of upright photos has no column of orientations."""
     plain = an_index().to_bytes()
     again = ShardIndex.from_bytes(plain, where="i")
     assert again.to_bytes() == plain
@@ -184,7 +184,7 @@ def test_shard_index_round_trips() -> None:
         with_photo(format=np.array([0, 15], np.uint8)),
         with_photo(orientation=np.array([2, 9], np.uint8)),
         with_photo(orientation=np.array([2, 0], np.uint8)),
-        with_photo(height=np.array([1, 2])),  # another type
+        with_photo(height=np.array([1, 2])),  # int64, not int32
         {"labels": None},
         {"shard_bytes": -1},
         {"shard_bytes": True},
@@ -262,7 +262,7 @@ def test_manifest_that_says_what_cannot_be_is_refused(changes: dict[str, Any]) -
 
 @pytest.mark.parametrize("name", ["components", "photos", "labels", "classes", "turned", "data_version", "name/ends"])
 def test_manifest_without_an_entry_is_refused(name: str) -> None:
-    """Without a sum, the data set would seem to have no such component, photo or label."""
+    """Without a checksum over the file, the data set would seem to have no such component, photo or label."""
     data = a_manifest(**CHANGED).to_bytes()
     assert data.count(name.encode()) == 1
     with pytest.raises(DataError, match=r"'m' is a damaged dali-pipes manifest: .*; rebuild it: dali-pipes prep index"):

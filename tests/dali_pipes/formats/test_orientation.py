@@ -137,7 +137,7 @@ def test_plain_photos_are_decoded_as_they_are(decode: Decoder, photo: bytes, for
 
 
 def bmp(*, size: int = 40, bits: int = 24, compression: int = 0, colours: int = 0, num_bytes: int = 100) -> bytes:
-    """The beginning of a BMP; of OS/2's kind if its header has 12 bytes."""
+    """The beginning of a BMP file; a header of 12 bytes makes it an OS/2 BMP."""
     if size == 12:
         return (b"BM" + bytes(12) + struct.pack("<IHHHH", 12, 3, 4, 1, bits)).ljust(num_bytes, b"\0")
     fields = struct.pack("<IiiHHI12xI", size, 3, 4, 1, bits, compression, colours)
@@ -152,8 +152,8 @@ FRAME_STOP = FRAME + 2 + int.from_bytes(JPEG[FRAME + 2 : FRAME + 4])
     [
         (JPEG, "JPEG", True),
         (JPEG[:FRAME_STOP] + JPEG[FRAME:], "JPEG", False),  # two frames
-        (JPEG[:FRAME] + JPEG[FRAME_STOP:], "JPEG", False),  # none
-        (JPEG[:FRAME] + b"\xff\x01" + JPEG[FRAME:], "JPEG", False),  # DALI takes the bytes after it for a length
+        (JPEG[:FRAME] + JPEG[FRAME_STOP:], "JPEG", False),  # no frame
+        (JPEG[:FRAME] + b"\xff\x01" + JPEG[FRAME:], "JPEG", False),  # DALI takes the next bytes for a length
         (JPEG[: FRAME + 9] + b"\2" + JPEG[FRAME + 10 :], "JPEG", False),  # two channels
         (PNG, "PNG", True),
         (PNG[:24] + b"\3" + PNG[25:], "PNG", False),  # three bits
@@ -175,7 +175,7 @@ FRAME_STOP = FRAME + 2 + int.from_bytes(JPEG[FRAME + 2 : FRAME + 4])
     ],
 )
 def test_only_photos_of_usual_headers_are_surely_read(photo: bytes, format: str, expected: bool) -> None:
-    """The others may be read in another way by DALI's parser."""
+    """DALI's parser may read photos with unusual headers in another way."""
     assert is_surely_read(photo, format) is expected
 
 

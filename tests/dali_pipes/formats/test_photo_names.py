@@ -44,7 +44,7 @@ def test_photo_and_mask_are_found(sets: dict[str, ComponentCounts], photo: str, 
 
 
 def test_the_second_photo_is_the_mask_if_no_name_says_so() -> None:
-    """The user named the photo, so one other is left. Of several masks none is taken."""
+    """The user named the photo, so the other photo is the mask. If there are several masks, none is taken."""
     sets = one(left__jpg=9, right__jpg=9)
     assert find_mask(sets, photo="left.jpg") == "right.jpg"
     assert find_photo(sets, besides="right.jpg") == "left.jpg"

@@ -14,7 +14,7 @@ HEADER = "# dali-pipes quarantine, version 1, manifest 0123456789ab: shard, key,
 
 
 def test_quarantine_of_processes_at_the_same_time_has_whole_lines(tmp_path: Path) -> None:
-    """Two processes, a hundred lines each, one file: every line as it was written."""
+    """Two processes write a hundred lines each to one file, and every line stays whole."""
     path = tmp_path / "bad.tsv"
     program = (
         "import sys\n"
@@ -31,7 +31,7 @@ def test_quarantine_of_processes_at_the_same_time_has_whole_lines(tmp_path: Path
 
 
 def test_quarantine_that_cannot_be_written_is_refused_before_it_is_wanted(tmp_path: Path) -> None:
-    """No directory, a directory in its place, a file that is no list; a name that would break a line."""
+    """Errors: a missing directory, a directory as the file, a file that is no list, a key that would break a line."""
     with pytest.raises(StoreError, match=r"cannot write the quarantine '.*bad.tsv': No such .* '.*/none'; make it"):
         Quarantine(tmp_path / "none" / "bad.tsv", manifest=DIGEST)
     with pytest.raises(StoreError, match=rf"cannot read '{tmp_path}', a list of samples to leave out: Is a directory"):

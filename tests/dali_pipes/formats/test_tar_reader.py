@@ -57,7 +57,7 @@ def member(name: bytes, data: bytes = b"5", *, kind: bytes = b"0", **fields: byt
 
 
 def signed(data: bytes) -> bytes:
-    """With the checksum of old writers, which summed signed characters."""
+    """This member with the checksum of old writers, which summed signed characters."""
     total = int(data[148:154], 8) - 256 * sum(byte >> 7 for byte in data[:512])
     return data[:148] + b"%06o\0 " % total + data[156:]
 
@@ -157,7 +157,7 @@ def test_extended_header_without_its_member_is_refused(kind: bytes) -> None:
         (b"".join(member(b"a.cls", b"", kind=kind) for kind in (b"2", b"3", b"4", b"6")), {}),
         (member(b"a.cls/", b"", kind=b"\0"), {}),  # a directory, before there were kinds
         (member(b"a.cls", kind=b"\0"), {"a|cls": b"5"}),
-        (member(b"n" * 96 + b".cls"), {f"{'n' * 96}|cls": b"5"}),  # no NUL ends the longest name
+        (member(b"n" * 96 + b".cls"), {f"{'n' * 96}|cls": b"5"}),  # the longest name has no NUL after it
         (signed(member("é.cls".encode())), {"é|cls": b"5"}),
         (member(b"a.jpg\0/../../b.cls"), {"a|jpg": b"5"}),  # NUL ends a name
         (member(b"a.cls", kind=b"7"), {"a|cls": b"5"}),

@@ -1,4 +1,4 @@
-"""Random numbers of many samples without a loader, and how alike two distributions are."""
+"""Draws random numbers for many samples without a loader, and compares distributions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Batch:
 
 
 class _Components:
-    """Components whose arrays are computed at once."""
+    """Components that compute an array at once."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -34,16 +34,16 @@ class _Components:
 
 
 def drawn(batch: Any = None) -> dp.Random:
-    """The random numbers of a graph, whose nodes are arrays: one row for each of `NUM` samples, or of ``batch``."""
+    """A graph's random numbers as arrays: one row for each of `NUM` samples, or of ``batch``."""
     import dali_pipes as dp
 
     return dp.Random(_Components(batch or Batch()))  # type: ignore[arg-type]
 
 
 def distance(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
-    """Kolmogorov and Smirnov's: the largest difference of two distribution functions, in units of its spread.
+    """The Kolmogorov-Smirnov statistic: the largest difference of two distribution functions, in units of its spread.
 
-    Samples of one distribution are beyond 2.2 once in 8,000 times.
+    Two samples of one distribution exceed 2.2 once in 8,000 times.
     """
     first, second = np.sort(np.ravel(one)), np.sort(np.ravel(other))
     both = np.concatenate([first, second])
@@ -52,5 +52,5 @@ def distance(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
 
 
 def deviation(counts: npt.NDArray[Any], expected: Any) -> float:
-    """Chi squared of counts."""
+    """The chi-squared statistic of counts against expected counts."""
     return float(((counts - expected) ** 2 / expected).sum())

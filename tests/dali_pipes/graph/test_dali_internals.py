@@ -77,8 +77,8 @@ with dp.loader(sys.argv[1], graph, batch_size=16, device="cpu", decode=decode) a
 
 @pytest.mark.nightly
 def test_memory_of_batches_is_reused(tmp_path: Path) -> None:
-    """32 batches of 100 kB photos, in a process of its own: fewer than half the page faults of ``malloc``, which the
-    user can choose in the environment.
+    """32 batches of 100 kB photos, in a separate process, cause fewer than half the page faults of ``malloc``. An
+    environment variable selects ``malloc``.
     """
     (photo,) = make_samples([(700, 500)])
     samples = [Sample(f"{number}", photo.components) for number in range(64)]

@@ -22,7 +22,7 @@ internals, definition = Lazy("dali_pipes.graph.dali_internals"), Lazy("dali_pipe
 
 
 def on_a_gpu(shards: Path, graph: Any, **options: Any) -> DecodePipeline:
-    """The pipeline for device 0, defined and not built."""
+    """The pipeline for device 0, defined but not built."""
     from dali_pipes.data_set.data_set import DataSet
     from dali_pipes.graph.decode import DecodePipeline
     from dali_pipes.reader.samples import StoredSamples
@@ -34,7 +34,7 @@ def on_a_gpu(shards: Path, graph: Any, **options: Any) -> DecodePipeline:
 
 
 def arguments(pipeline: DecodePipeline, name: str, *, of: str = "ecoder") -> list[str]:
-    """One argument of each operator that is called so, in the order of the graph; ``"-"`` where it has its default."""
+    """This argument of each operator whose name contains ``of``, in graph order; ``"-"`` stands for the default."""
     found = [one for one in internals.operators_of(pipeline.pipeline) if of in internals.operator_name(one)]
     lines = [dict(line.split(": ", 1) for line in internals.argument_lines(one) if ": " in line) for one in found]
     return [given.get(name, "-") for given in lines]
@@ -44,7 +44,7 @@ def arguments(pipeline: DecodePipeline, name: str, *, of: str = "ecoder") -> lis
 def test_masks_are_decoded_on_the_cpu_and_photos_on_the_gpu(
     small_shards: Path, mask_device: Any, expected: list[str]
 ) -> None:
-    """Two mixed operators would take turns, and a GPU does not decode PNG. Both are cut and normalised on the GPU."""
+    """Two mixed operators would take turns, and a GPU does not decode PNG. The GPU crops photos and masks."""
     pipeline = on_a_gpu(small_shards, dp.segmentation(crop=8, mask_device=mask_device))
     assert arguments(pipeline, "device") == expected
     assert arguments(pipeline, "device", of="").count("gpu") == 2
@@ -58,7 +58,7 @@ def photo_and_mask(components: dp.Components, random: dp.Random) -> dict[str, An
 
 
 def test_engines_preallocate_for_the_largest_photo(small_shards: Path) -> None:
-    """Of the first shard, whose index is at hand; decoders without engines, and on a CPU, get no hint."""
+    """The hint is the largest photo of the first shard. Decoders without engines, or on a CPU, get no hint."""
     pipeline = on_a_gpu(small_shards, photo_and_mask, hw_decoder_load=0.25)
     assert arguments(pipeline, "hw_decoder_load") == ["0.750000", "0.250000"], "the graph's own share stays"
     assert arguments(pipeline, "preallocate_height_hint") == ["53", "53"]
@@ -101,7 +101,7 @@ def with_colors(components: dp.Components, random: dp.Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["colors", "multi_crop", "mixing"])
 def test_pixels_stay_on_the_gpu(small_shards: Path, name: str) -> None:
-    """One decoder, and the resize behind it on the GPU."""
+    """The graph has one decoder, and resizes on the GPU."""
     graphs: dict[str, Any] = {
         "colors": lambda: with_colors,
         "multi_crop": lambda: dp.multi_crop(sizes=(16, 8)),

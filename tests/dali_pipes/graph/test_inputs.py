@@ -21,7 +21,7 @@ torch, fn, types = Lazy("torch"), Lazy("nvidia.dali.fn"), Lazy("nvidia.dali.type
 
 
 def refused(shards: Path, graph: Any, error: type[Exception], text: str, **options: Any) -> None:
-    """The loader of this graph is refused when it is made."""
+    """Check that making a loader with this graph raises this error."""
     with pytest.raises(error, match=text):
         open_loader(shards, graph, **options)
 
@@ -113,7 +113,7 @@ def any_data(components: dp.Components, random: dp.Random) -> dict[str, object]:
         (twice, "a graph can have one packed output and adds 'cu_seqlens' beside it, got a, b"),
         (named, "adds 'cu_seqlens' beside it, got a, cu_seqlens"),
         (keyed, r"Outputs\(keys=True\) adds 'key', which is an output of the graph already"),
-        (any_data, r"output_type=types\.ANY_DATA"),  # before a gray JPEG ends the process
+        (any_data, r"output_type=types\.ANY_DATA"),  # refused before a gray JPEG ends the process
     ],
 )
 def test_outputs_that_cannot_be_are_refused(small_shards: Path, graph: Any, text: str) -> None:

@@ -21,7 +21,7 @@ from dali_pipes.graph import parse
 from tests.shards import npy_bytes
 
 Take = Callable[[Any], Any]
-"""What a graph takes of its components."""
+"""A graph's function that takes an input from its components."""
 
 
 def parser_of(take: Take) -> parse.Parser:
@@ -49,7 +49,7 @@ def classes(components: Any) -> Any:
 
 
 def returning(value: object, dtype: Any = np.float32, ndim: int = 1) -> Take:
-    """A user's function that gives this value."""
+    """A graph's input from a user's function that returns this value."""
     return lambda components: components.parsed("c", lambda data: value, dtype=dtype, ndim=ndim)
 
 
@@ -104,7 +104,7 @@ FINE = "{'descr': '<f4', 'fortran_order': False, 'shape': (4,), }"
 
 
 def header(text: str, *, version: bytes = b"\x01\x00", data: bytes = b"\0" * 64) -> bytes:
-    """A .npy file of this header, whatever it says."""
+    """A .npy file with this header, valid or not."""
     length = len(text).to_bytes(2 if version[0] == 1 else 4, "little")
     return b"\x93NUMPY" + version + length + text.encode() + data
 
@@ -141,10 +141,10 @@ def test_npy_that_numpy_refuses_is_refused(file: bytes) -> None:
         (json_, b'{"a": [1, 2.5, null]}', {"a": [1, 2.5, None]}),
         (json_, '"ü"'.encode(), "ü"),
         (classes, b"[0, 3]", np.array([1, 0, 0, 1, 0], np.float32)),
-        (classes, b" [3,3,1]\n", np.array([0, 1, 0, 1, 0], np.float32)),  # twice is once
-        (classes, b"", np.zeros(5, np.float32)),  # a photo of nothing that has a class
+        (classes, b" [3,3,1]\n", np.array([0, 1, 0, 1, 0], np.float32)),  # a repeated class counts once
+        (classes, b"", np.zeros(5, np.float32)),  # a photo without any class
         (classes, b"0, 3,\n04,", np.array([1, 0, 0, 1, 1], np.float32)),
-        # Numbers and lists of them become the array that was asked for.
+        # Numbers and lists of numbers become the requested array.
         (returning([[0.1, 0.2]], np.float32, 2), b"x", np.array([[0.1, 0.2]], np.float32)),
         (returning(3.0, np.int32, 0), b"x", np.int32(3)),
         (returning([1, 0], np.bool_), b"x", np.array([True, False])),
@@ -170,8 +170,8 @@ def test_values_are_what_the_bytes_say(take: Take, file: bytes, expected: Any) -
         (classes, b"[1", "expected JSON, found b'[1'"),
         (classes, b"1 cat", "found 'cat'"),
         (classes, b"1_0", "found '1_0'"),
-        (classes, "٣".encode(), "found '٣'"),  # int() would take it
-        # Nothing is rounded, wrapped or read out of a str behind the user's back.
+        (classes, "٣".encode(), "found '٣'"),  # int() would accept it
+        # The parser does not round or wrap numbers, and reads no numbers from strings.
         (returning([1.5], np.int64), b"x", "expected int64, found [1.5]"),
         (returning([300], np.uint8), b"x", "expected uint8, found [300]"),
         (returning([2], np.bool_), b"x", "expected bool, found [2]"),
@@ -183,7 +183,7 @@ def test_values_are_what_the_bytes_say(take: Take, file: bytes, expected: Any) -
     ],
 )
 def test_what_cannot_be_parsed_is_refused(take: Take, file: bytes, found: str) -> None:
-    """With what was expected and what was found."""
+    """The error says what was expected and what was found."""
     values, errors = parse_all(take, [file])
     assert values == [None]
     component, cause = errors[0]

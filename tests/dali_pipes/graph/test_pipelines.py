@@ -25,7 +25,7 @@ CROP = 97
 
 
 def normalised(*before: Any) -> Any:
-    """torchvision's transforms, then a tensor, normalised."""
+    """These transforms of torchvision, then `ToTensor` and `Normalize`."""
     return transforms.Compose([*before, transforms.ToTensor(), transforms.Normalize(dp.IMAGENET_MEAN, dp.IMAGENET_STD)])
 
 

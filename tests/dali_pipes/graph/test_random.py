@@ -1,4 +1,4 @@
-"""The random numbers of a graph against torchvision's: drawn alike, and equal pixels for equal numbers."""
+"""A graph's random numbers have torchvision's distributions, and equal numbers give equal pixels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NUM_UNIFORMS = 22
 
 
 def of_torchvision(transform: Any, *names: str, size: int = SIDE) -> npt.NDArray[np.float64]:
-    """Parameters that torchvision drew, float64 [N, name]; a fixed seed."""
+    """Parameters that torchvision draws with a fixed seed, float64 [N, name]."""
     torch.manual_seed(11)
     image = [torch.zeros(3, size, size)]
     drawn = [transform.make_params(image) for _ in range(NUM_OF_TORCHVISION)]
@@ -46,7 +46,7 @@ def of_torchvision(transform: Any, *names: str, size: int = SIDE) -> npt.NDArray
 
 
 def test_numbers_are_drawn_as_torch_draws_them() -> None:
-    """Normal and beta numbers, and angles."""
+    """Normal numbers, beta numbers and angles have the same distributions."""
     torch.manual_seed(3)
     for mean, std in ((0.0, 1.0), (-3.0, 0.25), (5.0, 0.0)):
         assert distance(drawn().normal(mean, std), mean + std * torch.randn(NUM)) < 2.2
@@ -58,7 +58,7 @@ def test_numbers_are_drawn_as_torch_draws_them() -> None:
 
 
 def test_beta_of_the_smallest_shapes_stays_a_number() -> None:
-    """Most of its Gamma numbers are below the smallest float: their logarithms are not."""
+    """Most Gamma numbers of these shapes are too small for a float; their logarithms are not."""
     found = drawn().beta(1e-4, 1e-4)
     assert np.isfinite(found).all()
     assert abs((found > 0.5).mean() - 0.5) < 4 / np.sqrt(4 * NUM)
@@ -82,7 +82,7 @@ def test_choice_follows_its_probabilities() -> None:
 def test_erasing_is_drawn_as_torchvision_draws_it(scale: tuple[float, float], ratio: tuple[float, float]) -> None:
     start, shape = drawn().erasing(SIDE, SIDE, probability=1.0, scale=scale, ratio=ratio)
     expected = of_torchvision(v2.RandomErasing(p=1.0, scale=scale, ratio=ratio), "i", "j", "h", "w")
-    # torchvision's sign that nothing is erased is a rectangle of the whole image and no value.
+    # If torchvision erases nothing, it returns a rectangle of the whole image and no value.
     is_erased = expected[:, 2] < SIDE
     assert distance(shape[:, 0] > 0, is_erased) < 2.2
     found = np.concatenate([start, shape], axis=1)[shape[:, 0] > 0]
@@ -96,7 +96,7 @@ JITTER = {"brightness": 0.4, "contrast": (0.5, 1.2), "saturation": 1.5, "hue": 0
 
 
 def test_color_jitter_is_drawn_as_torchvision_draws_it() -> None:
-    """Factors, and the order of the four; each number independent of the others."""
+    """The factors and the order of the four operations have its distributions, and are independent."""
     draws = drawn().color_jitter(**JITTER).draw(Batch())
     names = [f"{operation}_factor" for operation in color.OPERATIONS]
     expected = of_torchvision(v2.ColorJitter(**JITTER), *names)
@@ -110,7 +110,7 @@ def test_color_jitter_is_drawn_as_torchvision_draws_it() -> None:
 
 
 def test_uniform_never_reaches_its_upper_bound() -> None:
-    """[low, high), in float32 too."""
+    """Numbers are in [low, high), in float32 too."""
     batch = SimpleNamespace(uniforms=lambda name, num: np.array([[0.0], [1 - 2**-32]]))
     low, high = drawn(batch).uniform(2.0, 3.0).tolist()
     assert low == 2.0
@@ -158,12 +158,12 @@ def test_resized_crop_is_distributed_as_torchvisions() -> None:
 @pytest.mark.parametrize(
     ("size", "expected"),
     [
-        ((10, 1000), (0, 493, 10, 13)),  # too wide for any try: the centre, of the widest ratio allowed
+        ((10, 1000), (0, 493, 10, 13)),  # no try fits: a centre crop of the widest allowed ratio
         ((1000, 10), (493, 0, 13, 10)),
     ],
 )
 def test_resized_crop_falls_back_to_the_centre_as_torchvision_does(size: tuple, expected: tuple) -> None:
-    """A photo so narrow that no try fits."""
+    """The photo is so wide or so narrow that no try fits."""
     assert tuple(windows([size], np.full((1, NUM_UNIFORMS), 0.999), scale=(0.9, 1.0))[0].tolist()) == expected
     torch.manual_seed(0)
     crop = transforms.RandomResizedCrop.get_params(torch.empty(3, *size), [0.9, 1.0], list(RATIO))
@@ -214,7 +214,7 @@ def test_arguments_out_of_range_are_refused(call: Callable[[dp.Random], Any], te
 
 
 def png_bytes(number: int) -> bytes:
-    """Photos that both decoders decode to the same pixels: of a JPEG, of noise, and of one grey level."""
+    """A photo that both decoders decode to the same pixels: from a JPEG, of noise, or of one grey level."""
     draw = np.random.default_rng(number)
     if number % 8 == 7:
         pixels = np.full((SIDE, SIDE, 3), 9 * number % 256, np.uint8)
@@ -232,7 +232,7 @@ def png_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def photo_of(key: str) -> torch.Tensor:
-    """uint8 [3, H, W]."""
+    """The photo's pixels, uint8 [3, H, W]."""
     pixels = np.array(Image.open(io.BytesIO(png_bytes(int(key[1:])))).convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
@@ -241,7 +241,7 @@ def decoded(components: dp.Components) -> Any:
     return fn.decoders.image(components["png"], device="cpu", output_type=types.RGB)
 
 
-# The first rows have one operation each, at its limits, too.
+# Each of the first rows has one operation, up to its limits.
 RANGES: list[dict[str, Any]] = [
     {"brightness": (0, 2)},
     {"contrast": (0, 2)},
@@ -270,9 +270,9 @@ def jittered(ranges: dict[str, Any], *, device: str) -> Callable[..., dict[str, 
 def test_jittered_pixels_are_torchvisions(
     request: pytest.FixtureRequest, png_shards: Path, ranges: dict[str, Any], device: str
 ) -> None:
-    """For the sample's own factors and order; torchvision computes in float32, so that it rounds nothing.
+    """Both use the sample's own factors and order. torchvision computes in float32, so that it rounds nothing.
 
-    The operators of a contrast are others on a GPU.
+    On a GPU, contrast uses other operators.
     """
     if device == "gpu":
         request.getfixturevalue("gpu")
@@ -285,7 +285,7 @@ def test_jittered_pixels_are_torchvisions(
                     adjust = getattr(reference, f"adjust_{color.OPERATIONS[operation]}")
                     expected = adjust(expected, float(batch["factors"][row, operation]))
             difference = (batch["image"][row].cpu().permute(2, 0, 1).float() - 255 * expected).abs()
-            # Each operation rounds to half a grey level, a contrast's grey too, and those after it may double that.
+            # Each operation, and contrast's grey, rounds by up to half a grey level. Later operations may double that.
             assert difference.mean() < 0.51 * len(ranges), (key, difference.mean())
             assert difference.max() < (0.6 if len(ranges) == 1 else 7), (key, difference.max())
             num_photos += 1

@@ -61,7 +61,7 @@ def png(pixels: Pixels | Image.Image) -> bytes:
 
 
 def turned_samples(format: str = "JPEG", *, mask: str = "upright") -> list[Sample]:
-    """Photos of all orientations, each with a box and a caption, and a mask: drawn upright, or stored and turned."""
+    """Photos of all orientations, each with a box, a caption and a mask. The mask is stored upright or turned."""
     samples = []
     for number in range(NUM):
         pixels, orientation = stored_pixels(number), 1 + number % 8

@@ -1,4 +1,4 @@
-"""Lightning's trainer over the data module, for `test_lightning`: a module of its own, which imports Lightning."""
+"""Runs Lightning's trainer with the data module, for `test_lightning`. Importing this module imports Lightning."""
 
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,15 @@ from dali_pipes.lightning import DataModule
 
 
 class Model(pl.LightningModule):
-    """A linear classifier that writes down what it saw."""
+    """A linear classifier that records its batches."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(3 * 16 * 16, 6)
         self.steps: list[tuple[int, int, list[str], Any]] = []
-        """Of each training step: epoch, index in it, keys, loss."""
+        """Epoch, batch index, keys and loss of each training step."""
         self.seen: dict[str, list[list[str]]] = {"validate": [], "test": [], "predict": []}
-        """Of each pass: keys."""
+        """The keys of each pass."""
         self.loader_epochs: list[int] = []
 
     def loss(self, batch: dict[str, Any]) -> torch.Tensor:
@@ -29,7 +29,7 @@ class Model(pl.LightningModule):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
         loss = self.loss(batch)
-        # torch may add in another order in another run, which changes the last bits.
+        # In another run torch may add in another order, which changes the last bits.
         self.steps.append((self.trainer.current_epoch, batch_idx, batch["key"], pytest.approx(loss.item(), rel=1e-5)))
         self.loader_epochs.append(self.trainer.datamodule.loaders["train"].epoch)  # type: ignore[attr-defined]
         return loss
@@ -50,7 +50,7 @@ class Model(pl.LightningModule):
         return list(batch["key"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        # With momentum: a step that was left out or taken twice shows in all that follow.
+        # With momentum, a step that is left out or taken twice changes all later steps.
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
 

@@ -152,7 +152,7 @@ def test_arguments_that_do_not_fit_are_refused(small_shards: Path, options: Any,
 
 
 def test_each_object_of_the_face_takes_the_epoch(small_shards: Path, whole: Epochs) -> None:
-    """Neither it nor the iterator opens a late loader: the first batch does."""
+    """Neither `set_epoch` nor `iter` opens a late loader; the first batch opens it."""
     with open_loader(small_shards, rank="late") as loader:
         face = loader.as_dataloader(("key",))
         for epoch, part in enumerate([face.sampler, face, face.batch_sampler, face.dataset], 1):
@@ -217,7 +217,7 @@ def test_skipping_twice_is_refused(small_shards: Path, whole: Epochs, num_sample
         lambda face: face.dataset[3],
         lambda face: list(face.dataset),
         lambda face: list(face.sampler),
-        # As a DataLoader of worker processes sends it.
+        # A DataLoader sends pickled indices to its worker processes.
         lambda face: face.dataset[pickle.loads(pickle.dumps(next(iter(face.batch_sampler))))],
         lambda face: list(torchs(face.dataset, sampler=face.sampler)),
         lambda face: [index for batch in face.batch_sampler for index in batch],  # as Accelerate splits batches

@@ -33,7 +33,7 @@ def dalis_policy(name: str) -> Any:
 def dalis_iterator(
     files: list[str], rank: int, world_size: int, *, batch_size: int, policy: str, **options: Any
 ) -> Any:
-    """What DALI's examples iterate: photos of files, a slice of them a rank."""
+    """The iterator of DALI's examples: it reads photos from files, and each rank reads one slice of the files."""
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 
@@ -83,7 +83,7 @@ def test_sizes_are_those_of_dalis_own_iterator(
                 assert getattr(ours, name) == getattr(theirs, name), name
             sizes = [len(batch["label"]) for (batch,) in ours]
             assert len(sizes) == len(ours) == len(theirs)
-            # Of several ranks, DALI gives each a slice of the files, and we deal each step out.
+            # With several ranks, DALI gives each rank a slice of the files. Our loader deals out each step.
             assert world_size > 1 or sizes == [len(batch["label"]) for (batch,) in theirs]
 
 

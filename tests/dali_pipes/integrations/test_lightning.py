@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def runs() -> Any:
-    """`lightning_runs`, which is imported when a test needs it."""
+    """The module `lightning_runs`, imported only when a test needs it."""
     pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
     from tests.dali_pipes.integrations import lightning_runs
 
@@ -36,7 +36,7 @@ def runs() -> Any:
     ("options", "checkpoints"),
     [
         ({"max_epochs": 2, "limit_train_batches": 3, "limit_val_batches": 2}, (2, 3, 5)),
-        # In mid-epoch, at its end, and after that.
+        # In mid-epoch, at an epoch's end, and in the next epoch.
         ({"max_steps": 12, "max_epochs": -1}, (3, 5, 6)),
         pytest.param({"max_epochs": 3}, range(1, 15), marks=pytest.mark.nightly),
     ],
@@ -44,8 +44,8 @@ def runs() -> Any:
 def test_fit_resumed_from_a_checkpoint_has_the_unbroken_runs_losses(
     runs: Any, small_shards: Path, tmp_path: Path, options: dict[str, Any], checkpoints: Sequence[int]
 ) -> None:
-    """A new process's worth of objects goes on with the next step: epoch, batch index, keys and loss of every step that
-    follows are the unbroken run's, bit for bit.
+    """New objects, as in a new process, go on with the next step. Every later step has the unbroken run's epoch, batch
+    index and keys, and its loss within 1e-5.
     """
     whole = runs.fit(small_shards, tmp_path, callbacks=[runs.every_step(tmp_path)], **options)
     assert len({str(loss) for *_, loss in whole.steps}) == len(whole.steps) > 5
@@ -57,8 +57,8 @@ def test_fit_resumed_from_a_checkpoint_has_the_unbroken_runs_losses(
 def test_resumed_train_loader_is_opened_where_it_goes_on(
     runs: Any, small_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stages nothing of epoch 0's start. A checkpoint of other data is refused; one that is only tested is not where
-    the next fit begins.
+    """The loader stages nothing of epoch 0's start. A checkpoint of other data is refused. A checkpoint that was only
+    tested does not change where the next fit begins.
     """
     whole = runs.fit(small_shards, tmp_path, callbacks=[runs.every_step(tmp_path)], max_epochs=1)
     begun: list[tuple[int, int]] = []

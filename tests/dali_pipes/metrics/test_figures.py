@@ -1,4 +1,4 @@
-"""A loader's figures are what it did, and outlive it."""
+"""A loader's figures count its work, and outlive the loader."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_faces_have_the_figures_of_their_loader(loader: dp.Loader) -> None:
 
 
 def test_closed_loaders_leave_their_counters_to_the_next_of_their_name(small_shards: Path) -> None:
-    """A job that opens a loader for each validation has one series, which grows; nothing keeps the loaders.
+    """A job that opens a loader for each validation has one growing series. The series keeps no loader alive.
 
-    What FILL repeats is not counted.
+    Samples that FILL repeats are not counted.
     """
     totals = []
     for _ in range(3):

@@ -85,7 +85,7 @@ def told(process: subprocess.Popen[str]) -> str:
 
 
 def test_ranks_share_a_port_and_survive_its_owner(small_shards: Path, closed_port: int) -> None:
-    """Killed, not closed: nothing is left behind, the other rank answers, and a rank that is started again joins.
+    """A killed owner leaves nothing behind: the other rank answers, and a restarted rank joins.
 
     A process that cannot answer may have the port: it is stopped, or holds Python's lock in a long call.
     """
@@ -212,7 +212,7 @@ signal.pause()
 
 
 def test_file_of_a_killed_process_goes_although_its_worker_lives(tmp_path: Path) -> None:
-    """The exporter would show a killed job's last figures for ever. Files of other programs stay."""
+    """Otherwise the exporter would show a killed job's last figures for ever. Files of other programs stay."""
     (tmp_path / "dali_pipes_of_others.prom").write_text("")
     with started(WITH_WORKER, tmp_path) as job:
         worker, path = told(job).split()

@@ -72,7 +72,7 @@ def test_only_long_waits_are_spans(exporter: InMemorySpanExporter, monkeypatch: 
         raise RuntimeError("no exporter")
 
     monkeypatch.setattr(trace, "get_tracer", broken)
-    report_span("wait", seconds=2.0, stage="read")  # which ends nothing
+    report_span("wait", seconds=2.0, stage="read")  # the exporter's error is not raised
 
 
 def test_nothing_is_imported_that_a_program_does_not_use(small_shards: Path) -> None:

@@ -268,7 +268,7 @@ def test_what_is_staged_covers_every_step_and_fits_the_promise(
 def test_what_is_reserved_is_enough_for_every_epoch(
     case: Mixed, world_size: int, batch_size: int, data: st.DataObject
 ) -> None:
-    """What a loader reserves before any epoch is planned covers what each epoch's plan says that it needs at a time."""
+    """A loader reserves bytes before it plans an epoch. They cover the bytes that each plan needs at a time."""
     order = case.order
     batching = dealt(
         batch_size * order.num_slices, rank=data.draw(st.integers(0, world_size - 1)), world_size=world_size

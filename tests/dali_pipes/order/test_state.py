@@ -1,4 +1,4 @@
-"""States of a loader: what they hold, and which of them a loader refuses, with what to do."""
+"""A loader's states: what they hold, which states a loader refuses, and what the error advises."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ SHAPES = buckets(area=256 * 256, step=32, max_aspect=2)
 
 
 def inputs(*, shapes: bool = False, group_size: int = 4, **changes: Any) -> PlanInputs:
-    """Two data sets of 8 and 4 samples; or with buckets one of 12."""
+    """Two data sets of 8 and 4 samples; with buckets, one data set of 12 samples."""
     manifest = manifest_of([4, 4, 4])
     grouping = BucketGrouping(np.arange(12, dtype=np.uint16) % 5, shapes=SHAPES.shapes, group_size=group_size)
     usual: dict[str, Any] = {
@@ -110,13 +110,13 @@ def test_state_without_an_entry_is_refused() -> None:
     ],
 )
 def test_state_of_another_order_is_refused(job: PlanInputs, theirs: dict[str, Any], text: str) -> None:
-    """With what differs, and which option it is."""
+    """The error names the difference and the option."""
     with pytest.raises(StateError, match=text):
         job.check(replace(state_of(inputs()), **theirs))
 
 
 def test_every_position_of_a_plain_order_is_one_but_not_with_slices_or_buckets() -> None:
-    """An epoch goes on where steps end; in another epoch, or at an epoch's end, groups may have another size."""
+    """An epoch resumes where a step ends. At an epoch's start or end, groups may have another size."""
     for delivered in range(13):
         inputs().check(state_of(inputs(), delivered=delivered))
     sliced = inputs(set_shards=[3], set_names=[""], order=OrderInputs(seed=7, num_slices=2))
@@ -140,7 +140,7 @@ def test_every_position_of_a_plain_order_is_one_but_not_with_slices_or_buckets()
 
 
 def test_plans_of_buckets_are_kept_for_the_epochs_in_use() -> None:
-    """They are dear: all samples are grouped."""
+    """A plan of buckets is expensive: it groups all samples."""
     job = inputs(shapes=True)
     plans = [job.plan(epoch) for epoch in range(NUM_PLANS_KEPT)]
     assert [job.plan(epoch) for epoch in range(NUM_PLANS_KEPT)] == plans
@@ -150,7 +150,7 @@ def test_plans_of_buckets_are_kept_for_the_epochs_in_use() -> None:
 
 
 def test_ranks_of_a_job_are_told_by_the_same_values() -> None:
-    """What must be the same on every rank is compared; the rank is none of it."""
+    """Ranks compare all values that must be the same on every rank. The rank is not one of the values."""
     first, second = (Batching(batch_size=2, process=Rank(rank=rank, world_size=2)) for rank in range(2))
     job = inputs()
     compared = job.compared(first, epoch=1, start=4)

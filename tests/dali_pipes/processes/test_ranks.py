@@ -99,7 +99,7 @@ DISAGREEMENTS = [
     ((1, 1), "validates", "agreed"),  # rank 0 has a loader of its own before
     ((1, 1), "same", "two processes took the same rank: the loaders of processes 0 and 1 of the group are both of r"),
     ((1, 2), "swapped", "the ranks disagree: seed is 2 on rank 0 and 1 on rank 1"),
-    ((1, 1), "swapped", "agreed"),  # whose number is whose is not ours to say
+    ((1, 1), "swapped", "agreed"),  # each process may have either rank
     ((1, 1), "resumes", "the ranks disagree: the position in the epoch is 0 on rank 1 and 8 on rank 0"),
 ]
 
@@ -134,7 +134,7 @@ def compared():
             thread.join()
 
 def begun(loader):
-    # The second batch comes after the comparison that began with the first.
+    # The first batch starts the comparison. The second batch comes after its end.
     next(loader)
     compared()
     next(loader)

@@ -180,7 +180,7 @@ def test_loader_collected_in_one_of_its_own_threads_does_not_hang(
     loader.itself = loader  # type: ignore[attr-defined]
     is_dropped.set()
     del loader
-    with contextlib.suppress(ValueError):  # it is closed while this waits
+    with contextlib.suppress(ValueError):  # the stager is closed while need() waits
         stager.need(range(12))
     assert is_collected.is_set()
     wait_until(lambda: not any(thread.is_alive() for thread in own))

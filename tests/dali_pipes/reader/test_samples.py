@@ -152,7 +152,7 @@ def with_format(index: ShardIndex, row: int, kind: str) -> ShardIndex:
 
 
 def test_first_sample_that_cannot_be_read_is_named() -> None:
-    """A GIF, a header that cannot be read, a missing component; what is left out may lack anything."""
+    """A GIF, an unreadable header, a missing component. Excluded samples are not checked."""
     good = with_format(make_index(0, 4), 1, "GIF")  # row 1 has jpeg, and no jpg
     DataSet([good]).stored().check_photos("jpg")
     data_set = DataSet([good, with_format(make_index(1, 4), 2, "GIF")])

@@ -67,9 +67,9 @@ def holders(path: Path) -> int:
 def test_segment_reads_exactly_its_lines(
     readers: dict[str, SegmentReader], file: Path, kind: str, data: st.DataObject
 ) -> None:
-    """Whatever the lines, in whatever order, however often: the batches are those bytes, in that order.
+    """The batches hold exactly the bytes of the lines, in their order, also if lines repeat.
 
-    They stay as they are while later ones are read, and after the segment is closed.
+    A batch does not change while later batches are read, or after the segment is closed.
     """
     batch_size, num_batches, num_components = (data.draw(st.integers(1, limit)) for limit in (5, 9, 3))
     num = batch_size * num_batches
@@ -230,7 +230,7 @@ def test_buffer_is_used_again_when_nothing_views_it() -> None:
 
 
 def test_ordinary_memory_is_private() -> None:
-    """A forked child keeps the bytes that it saw; huge pages are asked for, unless the kernel has none."""
+    """A forked child's writes do not reach the parent. The buffer requests huge pages if the kernel has them."""
     buffer = aio_reader.Buffers().take(16 << 20)
     buffer[:] = 1
     if Path("/sys/kernel/mm/transparent_hugepage").exists():

@@ -1,4 +1,4 @@
-"""How long is waited, what is said meanwhile, and who may end it. The time is a clock of the tests."""
+"""How long a job waits, what it logs meanwhile, and who may end the wait. The tests use their own clock."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ from dali_pipes.store.patience import Patience, PatientThreads, Waiting, current
 
 
 class Clock:
-    """A time that passes only in pauses."""
+    """A clock that advances only in pauses."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -89,7 +89,7 @@ def test_an_exception_ends_the_waits_of_the_threads() -> None:
 
 
 def test_options_of_commands_set_the_patience() -> None:
-    """Of every store that the command opens, and of nothing after it; no other value than a time is taken."""
+    """The patience holds for every store of the command, and ends with it. Only a time is accepted."""
 
     @click.command
     @cluster_options

@@ -1,4 +1,4 @@
-"""What every store does alike, and what each kind of it answers for itself."""
+"""Behaviour that all stores share, and answers that differ between kinds of stores."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""What texts and paths name as shards, as outputs and as stores; which of them are refused, and how."""
+"""Which shards, outputs and stores a text or path names, and which texts and paths are refused."""
 
 import re
 from pathlib import Path
@@ -48,9 +48,9 @@ def tars(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("url", "names"),
     [
-        ("{tars}/a-{{000001,000000}}.tar", A_SHARDS[::-1]),  # the order that was named
+        ("{tars}/a-{{000001,000000}}.tar", A_SHARDS[::-1]),  # the given order stays
         ("{tars}/[ab]-000000.tar", ("a-000000.tar", "b-000000.tar")),
-        ("{tars}/absent-{{0..1}}.tar", ("absent-0.tar", "absent-1.tar")),  # named is not looked for
+        ("{tars}/absent-{{0..1}}.tar", ("absent-0.tar", "absent-1.tar")),  # a shard that is named need not exist
         ("file://{tars}/a-{{000000..000001}}.tar", A_SHARDS),
         ("file://{tars}/a-*.tar", A_SHARDS),
         ("{tars}/sub/../a-*", A_SHARDS),
@@ -61,12 +61,12 @@ def tars(tmp_path: Path) -> Path:
 def test_resolve_shards_of_any_local_form(
     tars: Path, monkeypatch: pytest.MonkeyPatch, url: str, names: tuple[str, ...]
 ) -> None:
-    """URLs of files, relative paths, the home directory, globs and braces, as texts and, but URLs, as paths."""
+    """URLs of files, relative paths, the home directory, globs and braces. All but URLs may also be a `Path`."""
     monkeypatch.setenv("HOME", str(tars))
     for kind in (str,) if "://" in url else (str, Path):
         monkeypatch.chdir(tars)
         shards = resolve_shards(kind(url.format(tars=tars)), endpoint=None)
-        monkeypatch.chdir("/")  # a relative path means the directory of then
+        monkeypatch.chdir("/")  # a relative path keeps the directory of the call
         assert tuple(shards.names) == names
         assert shards.store.url == str(tars)
         assert names[0].startswith("absent") or shards.store.size(names[0]) == 0
@@ -83,7 +83,7 @@ def test_resolve_shards_of_any_local_form(
             ["ftp://a/x.tar"],
             "ftp:// is not supported; expected ais://, .*https://, http://, file:// or a local path",
         ),
-        (["ais://pets/x-{0..1000000}.tar"], "stands for more than 1,000,000 names"),  # before the memory is full
+        (["ais://pets/x-{0..1000000}.tar"], "stands for more than 1,000,000 names"),  # before names fill the memory
         ([f"ais://pets/x-{{0..{'9' * 5000}}}.tar"], "stands for more than 1,000,000 names"),
         (["https://u:p@a/x.tar"], "the URL at 'a' must not hold a password"),
         (["https://a/x.tar?sig=1"], "'https://a/x.tar': a URL of shards has no '\\?' or '#'"),
@@ -118,7 +118,7 @@ def test_resolve_shards_of_a_place_that_does_not_have_them_says_what_there_is(ta
 def test_wrong_name_is_told_with_the_data_sets_of_the_place(
     kind: str, url: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Whoever split by --by split forgets that the names begin with the output's prefix."""
+    """After --by split, users forget that the names begin with the output's prefix."""
     store = LocalStore(tmp_path) if kind == "directory" else request.getfixturevalue("bucket")
     store.create()
     for name in ("shuffled-train-000000.tar", "shuffled-train-000001.tar", "samples-000000.tar", "notes.txt"):
@@ -140,7 +140,7 @@ def test_resolve_shards_of_a_listing_with_an_odd_name_is_refused(odd: str, monke
 
 @pytest.mark.parametrize("url", ["s3:/b/x", "ais:b/x", "https:/server/x", "file:a/x"])
 def test_url_with_too_few_slashes_is_no_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An output would be written to a folder ``s3:`` here. A folder of this name that exists is meant, though."""
+    """Otherwise the output would go to a folder ``s3:``. An existing folder of this name is accepted."""
     monkeypatch.chdir(tmp_path)
     scheme, _, rest = url.partition(":")
     meant = f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"

@@ -28,7 +28,7 @@ _CLASSES = {
 
 
 def _maker(path: str, *arguments: str) -> Callable[[], Target]:
-    """A module is imported by the process that fuzzes it: some of them need DALI."""
+    """A function that imports the module when it is called, because some modules need DALI."""
     module, _, name = path.partition(".")
 
     def make() -> Target:

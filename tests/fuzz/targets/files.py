@@ -150,7 +150,7 @@ class ColumnFiles(FormatTarget):
 
 
 def parquet(rows: list[dict[str, Any]]) -> bytes:
-    """A file of these rows, in groups of two."""
+    """A Parquet file of these rows, in row groups of two."""
     import pyarrow
     import pyarrow.parquet
 

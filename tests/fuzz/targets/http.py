@@ -1,6 +1,6 @@
-"""Answers of a server: a fetch gives the right bytes or an error of ours, and the next answer is not poisoned.
+"""Answers of a server: a fetch gives the right bytes or an error of ours, and the next fetch is right again.
 
-AIStore's by our client and by its SDK; those of S3, Google Cloud Storage and Azure by our client and by `obstore`.
+Our client and the SDK read AIStore's answers; our client and `obstore` read S3's, Google Cloud Storage's and Azure's.
 """
 
 import random
@@ -33,7 +33,7 @@ LOCATION = "/v1/objects/b/o?elsewhere=1"
 
 
 def _answer(status: bytes, *headers: bytes, body: bytes = b"", chunks: Sequence[bytes] = ()) -> bytes:
-    """An answer with a length, or in chunks."""
+    """An HTTP answer whose body has a length or comes in chunks."""
     if chunks:
         pieces = b"".join(b"%x;a=b\r\n%b\r\n" % (len(piece), piece) for piece in chunks)
         headers, body = (*headers, b"Transfer-Encoding: chunked"), pieces + b"0\r\nX-Trailer: y\r\n\r\n"
@@ -74,7 +74,7 @@ def listing_answers() -> Sequence[bytes]:
     return [_answer(b"200 OK", kind, body=body), _answer(b"200 OK", kind, chunks=[body])]
 
 
-# An answer that ends too early, on a connection that stays open, costs this time: then the server closes it.
+# After a truncated answer the client waits this long, until the server closes the connection.
 IDLE_S = 0.2
 PATIENCE = Patience(patience_s=300.0, longest_pause_s=0.001)
 MODIFIED = b"Sun, 22 Nov 2026 14:24:02 GMT"
@@ -115,9 +115,9 @@ def _error(status: bytes, code: bytes, more: bytes = b"<Message>Why</Message>") 
     return _xml(status, b"<Error><Code>%b</Code>%b</Error>" % (code, more))
 
 
-# After these the request is sent again: the server is busy, or the signature is too old.
+# The client repeats the request after these errors: the server is busy, or the signature is too old.
 CLOUD_ERRORS = [_error(b"503 Slow Down", b"SlowDown"), _error(b"500 Internal", b"InternalError")]
-# These end a request, or do so when they come twice.
+# The client gives up after one or two of these errors.
 CLOUD_REFUSALS = [
     _error(b"403 Forbidden", b"ExpiredToken"),
     _error(b"404 Not Found", b"NoSuchKey", b"<Message>No such key</Message><Key>o</Key>"),
@@ -169,7 +169,7 @@ class _Answers(Target):
 
 
 class ObjectAnswers(_Answers):
-    """The fetch client, with AIStore's answers or those of a cloud."""
+    """The fetch client reads objects from answers of AIStore or of a cloud."""
 
     num_daily = 120
 
@@ -221,7 +221,7 @@ class ObjectAnswers(_Answers):
 
 
 class ListingAnswers(_Answers):
-    """What AIStore's SDK reads, or `obstore`."""
+    """AIStore's SDK or `obstore` reads listings."""
 
     num_daily = 60
 

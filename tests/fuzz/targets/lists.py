@@ -1,6 +1,6 @@
 """Lists that users hand over: samples to pack, samples to leave out, key maps and dSort's specs.
 
-Each reader takes a list or refuses it with an error of ours; what was taken is then used as the command uses it.
+Each reader takes a list or refuses it with an error of ours; the test then uses each list as the command does.
 """
 
 import json
@@ -28,7 +28,7 @@ MEMBERS = tuple(f"s{number:05d}.jpg" for number in range(5))
 
 
 class Lists(Readers):
-    """All readers of lists; the photos that they name are there."""
+    """All readers of lists; the photos that the lists name exist."""
 
     num_daily = 100
 
@@ -108,7 +108,7 @@ def _left_out(data_set: DataSet, path: Path) -> None:
         raise BrokenPromiseError("the list is another one after a sample was added")
     try:
         excluded = excluded_ordinals(data_set, entries=listed).excluded
-    except ValueError as exc:  # none is left
+    except ValueError as exc:  # the list leaves out every sample
         raise PipesError(str(exc)) from exc
     if not {entry.key for entry in listed} >= {f"s{ordinal:05d}" for ordinal in excluded.tolist()}:
         raise BrokenPromiseError(f"samples {excluded.tolist()} are left out and not listed")

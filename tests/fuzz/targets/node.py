@@ -1,4 +1,4 @@
-"""Requests to the embedded node: it answers in HTTP or hangs up, goes on, and stores nothing that was not sent."""
+"""Requests to the embedded node: it answers in HTTP or hangs up, keeps running, and stores only bytes of a request."""
 
 import contextlib
 import json
@@ -15,14 +15,14 @@ from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
 from tests.fuzz.target import Answer, BrokenPromiseError, Target
 
-# The server answers at once, as the client says that it sends no more; on a machine under load this takes seconds.
+# The client says that it sends no more, so the server answers at once; under load this takes seconds.
 ANSWER_S = 300.0
 OLD = b"0123456789" * 20
 NEW = b"abcdefghij" * 30
 
 
 class NodeRequests(Target):
-    """The node's side of HTTP."""
+    """Send broken HTTP requests to the node."""
 
     num_daily = 150
 
@@ -53,7 +53,7 @@ class NodeRequests(Target):
         self._is_old = True
         statuses = self._statuses(data)
         answer = self._session.get(self._url, timeout=ANSWER_S)
-        # A mutant may be a request that deletes or replaces the object, as its sender says.
+        # A mutant may be a valid request that deletes or replaces the object.
         if answer.status_code not in (200, 404) or (answer.status_code == 200 and not _was_sent(answer.content, data)):
             raise BrokenPromiseError(f"the object is {answer.status_code} {answer.content!r:.200} after {data!r:.500}")
         self._is_old = answer.content == OLD
@@ -63,7 +63,7 @@ class NodeRequests(Target):
         """Send bytes, and read answers until the node hangs up."""
         received = b""
         address = ("127.0.0.1", self._server.port)
-        # It may hang up on a request that it refuses.
+        # The node may hang up on a request that it refuses.
         with socket.create_connection(address, timeout=ANSWER_S) as client, contextlib.suppress(ConnectionError):
             client.sendall(data)
             client.shutdown(socket.SHUT_WR)
@@ -87,16 +87,16 @@ def _request(line: bytes, header: bytes = b"Accept: */*", *, body: bytes = b"") 
 
 
 def _was_sent(content: bytes, data: bytes) -> bool:
-    """Whether an object's bytes stand in a request."""
+    """Whether the object has its old bytes or bytes of the request."""
     return content == OLD or content in data
 
 
 def _parsed(received: bytes, data: bytes) -> list[int]:
-    """The statuses of the answers; each must be HTTP by h11's rules, but for one that was cut off."""
+    """The statuses of the answers. h11 must accept each answer; only a truncated one is allowed to fail."""
     statuses: list[int] = []
     while received:
         connection = h11.Connection(h11.CLIENT)
-        # What was asked decides whether an answer has a body; mutants of HEAD are read until they fail.
+        # The request's method decides whether an answer has a body. Answers to HEAD mutants are read until one fails.
         method = "HEAD" if data.startswith(b"HEAD") else "GET"
         connection.send(h11.Request(method=method, target="/", headers=[("Host", "h")]))
         connection.send(h11.EndOfMessage())

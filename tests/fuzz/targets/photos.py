@@ -88,7 +88,7 @@ UNBROKEN = b"unbroken"
 
 
 class PhotoBatches(Target):
-    """`judge_photos`, then DALI's decoder with many photos at a time, in a process of its own for each batch.
+    """`judge_photos`, then DALI's decoder with many photos at a time; each batch has its own process.
 
     An input is the seed of a batch, so that it names all of its photos; `UNBROKEN` is a batch of the seeds.
     """
@@ -135,7 +135,7 @@ class PhotoBatches(Target):
         )
 
     def decode(self, batch: list[Any], *, orient: bool, num_threads: int) -> str:
-        """Decode a batch. If DALI refuses the header of a photo, which it may do only for a photo alone, say that."""
+        """Decode a batch; the text says if DALI refuses a header, which it may do only for a photo alone."""
         pipeline = decoder(lambda: batch, batch_size=len(batch), num_threads=num_threads, orient=orient)
         try:
             pipeline.run()
@@ -157,14 +157,14 @@ class PhotoBatches(Target):
 
 
 def in_child(run: Callable[[], str]) -> str:
-    """What this says in a forked process, or how the process ended. This one has no threads of DALI's to copy."""
+    """The text that ``run`` gives in a forked process, or how that process ended. The parent has no DALI threads."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
         signal.alarm(int(HANG_S))
         try:
             said = run()
-        except BaseException as exc:  # noqa: BLE001 (the parent looks at it)
+        except BaseException as exc:  # noqa: BLE001 (the parent reports it)
             said = f"{type(exc).__name__}: {exc}"
         os.write(writing, said.encode()[:4000])
         os._exit(0)

@@ -28,7 +28,7 @@ SHARD = "s-000000.tar"
 
 
 class Readers(Target):
-    """Every reader of a folder gets every input: a file may lie where another kind is expected."""
+    """Give every input to every reader: a file may have the name of another kind."""
 
     @cached_property
     def folder(self) -> Path:
@@ -62,7 +62,7 @@ def _is_taken(read: Callable[[], Any]) -> bool:
 
 
 class Texts(Readers):
-    """What programs write for themselves, and people may edit."""
+    """Read files that programs write and people may edit."""
 
     num_daily = 200
 
@@ -79,7 +79,7 @@ class Texts(Readers):
     def readers(self, data: bytes) -> dict[str, Callable[[], Any]]:
         for name in ("tuning.json", "s-classes.json"):
             (self.folder / name).write_bytes(data)
-        _is_taken(lambda: _names(data))  # takes almost any text, as one name
+        _is_taken(lambda: _names(data))  # this reader takes almost any text as one name
         return {
             "class table": lambda: _check_classes(self.folder),
             "tuning": lambda: Tuning.read(self.folder / "tuning.json"),

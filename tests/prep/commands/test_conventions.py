@@ -70,8 +70,8 @@ RUNS = {
     "prep view": "{shards} {out}.png",
 }
 
-# What commands say where their input is not there, once for each function that says so; {closed} is a port at which
-# nothing answers. tests/dali_pipes/commands/test_output.py has the one line and the exit code of every error.
+# What commands say if their input is missing: one command for each function that raises such an error. Nothing answers
+# at the port {closed}. tests/dali_pipes/commands/test_output.py checks the one line and the exit code of every error.
 FAILS = {
     "prep embedded": ("--dir {photos}/list.csv/x", "list.csv"),
     "prep etl get": (
@@ -87,7 +87,7 @@ FAILS = {
     "prep pack pets": ("{photos} {out}", "no such directory: '{photos}/images'"),
     "prep pack table": ("{photos}/none.csv {out}", "cannot read '{photos}/none.csv'"),
 }
-# Two of those that read where a component lies, in a plain tar.
+# Two of the commands that need the offsets of components in plain tars.
 READ_PLAIN = {"cache warm": "{packed} --cache {cache}", "prep index": "{packed}"}
 
 
@@ -162,7 +162,7 @@ class Filler:
 
 
 def test_every_command_is_told_of() -> None:
-    """A command that is new needs a line above: how it is run."""
+    """A new command needs a line above that says how to run it."""
     assert sorted([*RUNS, *ELSEWHERE, *WITHOUT_JSON]) == sorted(COMMANDS)
 
 
@@ -212,7 +212,7 @@ def test_compressed_shards_are_told_at_once(path: str, fill: Filler, capfd: pyte
 
 
 def _on_a_terminal(*arguments: str) -> str:
-    """What a command writes to a terminal."""
+    """Run a command on a terminal, and return the text that it writes."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 100))
     variables = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
@@ -236,7 +236,7 @@ def _on_a_terminal(*arguments: str) -> str:
 
 
 def test_colours_and_bars_are_for_a_terminal(fill: Filler, capfd: pytest.CaptureFixture[str]) -> None:
-    """That wants them: tests/dali_pipes/commands/test_output.py."""
+    """Without a terminal there are none. See also tests/dali_pipes/commands/test_output.py."""
     arguments = fill("prep verify", RUNS["prep verify"])
     written = _on_a_terminal(*arguments)
     assert "\x1b[32m" in written

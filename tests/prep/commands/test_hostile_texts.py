@@ -68,7 +68,7 @@ def test_hostile_tars(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_hostile_tables_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Columns, paths and keys of a table; names of folders and files."""
+    """The hostile texts are columns, paths and keys of a table, and names of folders and files."""
     (tmp_path / "a.jpg").write_bytes(PHOTO)
     command = ["prep", "pack", "table", "{table}", "{out}", "--max-bytes", "1MiB", "--label", "missing"]
     for row in (f'path,"{EVIL}"\na.jpg,1\n', f'path,label\n"{EVIL}.jpg",1\n', f'path,label,key\na.jpg,1,"{EVIL}"\n'):

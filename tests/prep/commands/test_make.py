@@ -60,7 +60,7 @@ def test_folder_to_first_batch_is_one_command_and_its_program(photos: Path, tmp_
 
 
 def test_run_again_writes_only_what_is_lacking(photos: Path, tmp_path: Path) -> None:
-    """With the same bytes. If nothing is lacking, nothing is touched, and it says so."""
+    """The files get the same bytes again. If no file is lacking, the command writes none, and says so."""
     out = tmp_path / "out"
     first = _json(*QUICK, photos, out, "--split", SHARES)
     made = _bytes_of(out)
@@ -87,7 +87,7 @@ def test_changed_source_is_an_error_until_overwrite_is_asked_for(photos: Path, t
 
 
 def test_bad_data_end_with_1(photos: Path, tmp_path: Path) -> None:
-    """Unless the user allows as many; photos that are kept count."""
+    """Bad data give exit code 1, unless the user allows as many; bad photos that are kept count."""
     cut = photos / "cat" / "002.jpg"
     cut.write_bytes(cut.read_bytes()[:-30])
     _make(photos, tmp_path / "out", expect=DataError, match=r"1 of 40 records .* cat/002: jpg is cut off")
@@ -107,7 +107,7 @@ def test_split_that_is_not_trained_on_gets_a_graph_for_it(tmp_path: Path) -> Non
 
 
 def test_program_has_the_masks_that_were_named(tmp_path: Path) -> None:
-    """A PNG beside a JPEG is a mask only if the user does not say otherwise."""
+    """A PNG beside a JPEG is a mask unless the user says otherwise."""
     Image.new("L", (64, 48), 3).save(tmp_path / "a.png")
     (tmp_path / "a.jpg").write_bytes(photo_bytes(1, 64, 48))
     (tmp_path / "list.csv").write_text("path,label,depth\na.jpg,cat,a.png\n")

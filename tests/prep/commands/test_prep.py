@@ -20,7 +20,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_prep_without_endpoint_runs_an_embedded_node_each_time(photos: Path, tmp_path: Path) -> None:
-    """What one command stored is there for the next. One node serves both sides of a command."""
+    """A command finds the objects of the command before. One node serves the input and the output of a command."""
     options = ("--embedded-dir", tmp_path / "node")
     assert json_of_prep("pack", "imagefolder", photos, "ais://pets", *options)["num_written"] == 1
     assert json_of_prep("pack", "tars", "ais://pets", "ais://b", *options)["num_samples"] == 12

@@ -45,7 +45,7 @@ def checksum_of(answer: requests.Response) -> tuple[str | None, str | None]:
 
 
 def test_cluster_is_ready_and_tells_its_nodes_and_the_jobs_that_move_objects(client: Client) -> None:
-    """It names a primary and a target. A cluster at rest has no such jobs, or such as have ended."""
+    """The cluster names a primary and a target. At rest, it lists no such jobs, or only jobs that have ended."""
     cluster = client.cluster()
     assert cluster.is_ready()
     info = cluster.get_info()
@@ -195,7 +195,7 @@ def test_object_put_by_many_at_once_is_one_of_them(bucket: Bucket) -> None:
         ("bytes=2-4", b"234", "bytes 2-4/10"),
         ("bytes=7-", b"789", "bytes 7-9/10"),
         ("bytes=-2", b"89", "bytes 8-9/10"),
-        ("bytes=-100", b"0123456789", "bytes 0-9/10"),  # more than there is: all of it
+        ("bytes=-100", b"0123456789", "bytes 0-9/10"),  # more than the object has: all of it
         ("bytes=8-100", b"89", "bytes 8-9/10"),  # the end is clipped
     ],
 )
@@ -243,9 +243,9 @@ def test_range_refused_says_how_many_bytes_there_are(
 
 
 def test_range_after_the_object_was_replaced_has_another_version(bucket: Bucket) -> None:
-    """The version also changes if the bytes are the same: two ranges with one version belong to one object.
+    """The version changes even if the bytes stay the same: two ranges with one version belong to one object.
 
-    After a delete it starts again, and only the checksum distinguishes two objects.
+    After a delete the version starts again at 1, and only the checksum distinguishes two objects.
     """
     answers = []
     for data in (b"0123456789", b"abcdefghij", b"abcdefghij"):
@@ -408,7 +408,7 @@ def names_of(bucket: Bucket, **options: Any) -> list[str]:
 
 
 def test_listing_by_prefix_or_start(listed: Bucket) -> None:
-    """It has the names that begin with the prefix, or come after a name; an empty listing is not an error."""
+    """A listing has the names that begin with a prefix, or that follow a name; an empty listing is not an error."""
     assert names_of(listed, prefix="train-") == [f"train-{index:02}.tar" for index in range(5)]
     assert names_of(listed, prefix="test-") == []
     assert names_of(listed, start_after="train-03.tar") == ["train-04.tar", "val-00.tar"]

@@ -60,7 +60,7 @@ def sort(client: Client, bucket: Bucket, tmp_path: Path, **changes: object) -> t
             pytest.skip(f"this cluster starts no dSort, it answers {exc.status_code}")
         raise
 
-    def is_over() -> bool:  # wait() looks once in seconds
+    def is_over() -> bool:  # wait() polls only every few seconds
         infos = job.get_job_info().values()
         return all(info.metrics.shard_creation.finished for info in infos) or all(
             info.metrics.aborted for info in infos
@@ -150,7 +150,7 @@ def test_shuffle_by_dsort_says_what_is_missing(bucket: Bucket, shards: dict[str,
 
 @pytest.mark.parametrize("engine", ["auto", "exchange"])
 def test_shuffle_orders_by_every_algorithm(bucket: Bucket, shards: dict[str, bytes], engine: Engine) -> None:
-    """Both engines give the same order; unlike a shuffle's, it is the same on clusters of any size."""
+    """Both engines give the same order on clusters of any size. (A random order depends on the size.)"""
     ordered = sorted({name.partition(".")[0] for name in shards})
     for algorithm, expected in (
         (Algorithm(kind="alphanumeric", decreasing=True), ordered[::-1]),
@@ -224,7 +224,7 @@ algorithm: {{kind: alphanumeric}}
 def test_dsort_of_no_shard_succeeds_with_nothing(
     client: Client, bucket: Bucket, shards: dict[str, bytes], tmp_path: Path, template: str
 ) -> None:
-    """A client must check the outputs. A template without a range names no shards."""
+    """The job succeeds, so a client must check the outputs. A template without a range names no shards."""
     _, result = sort(client, bucket, tmp_path, input_format={"template": template})
     assert result.success
     assert outputs(bucket) == {}
@@ -241,8 +241,8 @@ def test_dsort_with_too_few_names_fails_and_says_so(
 
 
 def test_dsort_of_a_missing_bucket_or_job_is_refused(client: Client, bucket: Bucket, tmp_path: Path) -> None:
-    """The job is refused at the start; an unknown one is 404."""
-    sort(client, bucket, tmp_path, input_format={"template": "absent-{0..3}"})  # a server without dSort knows no job
+    """A job on a missing bucket is refused at the start; an unknown job gives 404."""
+    sort(client, bucket, tmp_path, input_format={"template": "absent-{0..3}"})  # skips a server without dSort
     with pytest.raises(AISError) as missing:
         Dsort(client._request_client, "srt-nosuch").get_job_info()
     assert missing.value.status_code == 404

@@ -72,7 +72,7 @@ def test_processes_end_with_the_node(tmp_path: Path, sig: int | None) -> None:
 
 
 def test_requests_that_no_etl_answers_are_refused(allowing: Client) -> None:
-    """A list of all jobs would be one of ETL's alone; a copy or a HEAD with an ETL is not done without the ETL."""
+    """The node refuses a list of other jobs than ETLs, and a HEAD, PUT or DELETE that names an ETL."""
     with pytest.raises(AISError, match="GET /v1/cluster, what=qryxstats: the embedded node does not do that") as caught:
         allowing.job(job_kind="get-batch").get_details()
     assert caught.value.status_code == 501
@@ -86,7 +86,7 @@ def test_requests_that_no_etl_answers_are_refused(allowing: Client) -> None:
 
 
 def test_what_comes_through_an_etl_is_whole_and_of_unknown_length(allowing: Client) -> None:
-    """As from AIS, the answer comes in chunks for any range, without a checksum.
+    """The answer to any range is the whole object in chunks, without a checksum, as AIS gives it.
 
     A running ETL is not deleted. A stopped one answers 404.
     """

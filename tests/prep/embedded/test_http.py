@@ -96,7 +96,7 @@ def test_body_in_chunks_is_refused(raw: Raw) -> None:
     ("head", "status"),
     [
         ("GET  /v1/health extra HTTP/1.1\r\n\r\n", 400),
-        ("GET /v1/health HTTP/1.1\r\nHost: evil.example:80\r\n\r\n", 403),  # a name that was made to resolve to us
+        ("GET /v1/health HTTP/1.1\r\nHost: evil.example:80\r\n\r\n", 403),  # DNS rebinding to this node
         ("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS client's first bytes\r\n\r\n", 400),
         ("PUT /v1/objects/b/a?pid=p HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 8\r\n\r\nabcdefgh", 400),
         ("PUT /v1/objects/b/a?pid=p HTTP/1.1\r\nContent-Length: 0x3\r\n\r\nabc", 400),
@@ -136,7 +136,7 @@ def test_name_that_leads_elsewhere_is_refused(raw: Raw, folder: Path) -> None:
 
 
 def test_connection_without_a_request_is_closed_but_not_a_slow_one(tmp_path: Path) -> None:
-    """An idle connection is closed as by AIS, so clients must cope with it here, too; a body may pause for longer."""
+    """The node closes an idle connection, as AIS does, so clients must cope with it; a body may pause longer."""
     seen: queue.Queue[NodeConnection] = queue.Queue()
 
     def before(handler: NodeConnection) -> None:
@@ -156,7 +156,7 @@ def test_connection_without_a_request_is_closed_but_not_a_slow_one(tmp_path: Pat
 
 @pytest.mark.parametrize("end", ["goes", "stops"])
 def test_client_that_goes_or_stops_within_a_body_leaves_the_old_object(tmp_path: Path, end: str) -> None:
-    """One that stops is hung up on; half a body becomes no object, and no file of it stays."""
+    """The node closes the connection of a client that stops. Half a body becomes no object and leaves no file."""
 
     def before(handler: NodeConnection) -> None:
         handler.body_timeout_s = 0.1 if end == "stops" else 300.0
@@ -206,7 +206,7 @@ SORT = {"input_bck": {"name": "b"}, "output_format": "o-{0..9}", "algorithm": {"
         ("POST", "/v1/buckets/c", {"action": "create-bck", "value": {"checksum": {"type": ["md5"]}}}),
         ("POST", "/v1/sort", SORT | {"output_format": f"o-{{0..{'9' * 5000}}}"}),
         ("POST", "/v1/sort", SORT | {"output_format": "../c/o-{0..9}"}),  # into another bucket
-        ("POST", "/v1/buckets/c", {"action": "create-bck", "value": {"checksum": {"type": "\ud800"}}}),  # half a letter
+        ("POST", "/v1/buckets/c", {"action": "create-bck", "value": {"checksum": {"type": "\ud800"}}}),  # a surrogate
     ],
 )
 def test_message_of_wrong_types_or_measures_is_400(raw: Raw, method: str, path: str, body: dict[str, object]) -> None:

@@ -104,7 +104,7 @@ def test_open_node_answers_everybody_and_warns(tmp_path: Path) -> None:
 
 
 def test_connection_whose_owner_cannot_be_found_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No store waits for it, and no message speaks of tokens, which would not help."""
+    """No store retries until its patience ends, and no message mentions tokens, which would not help."""
     monkeypatch.setattr(connection, "peer_uid", lambda _client, _server: None)
     with node_server(tmp_path / "ais") as running, use_patience(Patience(patience_s=600)):
         assert ask(running.port).startswith("403")

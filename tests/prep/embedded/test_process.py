@@ -51,7 +51,7 @@ def test_server_imports_little() -> None:
 
 
 def test_start_that_fails_says_why(tmp_path: Path) -> None:
-    """It names the folder that cannot be used, or gives the message of the node."""
+    """The error names the folder that cannot be used, or holds the message of the node."""
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"cannot use the folder '.*file'"):
         start(tmp_path / "file")

@@ -33,6 +33,6 @@ def fail(sample: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def environment(sample: dict[str, bytes]) -> dict[str, bytes]:
-    """The names of all variables, and what it prints is in nobody's way."""
+    """Return the names of all environment variables, and print much, which must not disturb the answer."""
     print("a line " * 20_000)
     return {"txt": "\n".join(os.environ).encode()}

@@ -185,7 +185,7 @@ def test_transform_here_that_fails_leaves_no_part(shards: Path, tmp_path: Path) 
 
 
 def test_three_ways_give_the_same_bytes(source: AisStore) -> None:
-    """Here, inline and offline; other objects under the prefix stay."""
+    """A transform gives the same bytes in this process, inline and offline; only shards are transformed."""
     found = resolve_shards(f"{source.url}/samples-", endpoint=source.endpoint)
     target = AisStore(source.endpoint, f"{source.bucket}-out")
     with running(source, "shout-etl", "shout") as etl:
@@ -218,7 +218,7 @@ def test_transform_that_fails_in_an_etl_names_shard_and_key(source: AisStore) ->
 
 
 def test_what_an_etl_cannot_do_is_refused_with_the_way_out(source: AisStore) -> None:
-    """Before anything is written."""
+    """The errors come before anything is written, and say how to go on."""
     found = resolve_shards(f"{source.url}/samples-", endpoint=source.endpoint)
     output = Output(store=AisStore(source.endpoint, f"{source.bucket}-out"), prefix="")
     with pytest.raises(StoreError, match=r"no ETL 'not-there' at .*does not exist.*; start it: dali-pipes prep etl st"):

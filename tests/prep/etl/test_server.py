@@ -30,7 +30,7 @@ from tests.shards import encode_mask, encode_photo
 
 @contextmanager
 def serving(transform: str, *, target: str) -> Iterator[int]:
-    """The port of a server in a thread of this process. SIGTERM's handler ends it, and it returns 0."""
+    """The port of a server in a thread of this process. SIGTERM's handler ends the server, which returns 0."""
     handlers: dict[int, Callable[..., object]] = {}
     servers: queue.Queue[sdk_server.ThreadedHTTPServer] = queue.Queue()
     codes: list[int] = []
@@ -103,7 +103,7 @@ FILES = [
     "/etc/passwd",
     "{folder}/private.tar",
     "{folder}/@ais/b/%ob/../../../private.tar",
-    "{folder}/@ais/other/%ob/private.tar",  # of another bucket than the request's
+    "{folder}/@ais/other/%ob/private.tar",  # not in the request's bucket
     "@ais/b/%ob/private.tar",
 ]
 

@@ -64,7 +64,7 @@ def found(report: VerifyReport) -> list[tuple[str, str, str, str]]:
 
 
 def call(shards: Path, *options: str | Path) -> Result:
-    """The command, by Pillow in this process."""
+    """Run the command in this process, with Pillow as the decoder."""
     return call_prep("verify", shards, "--decoder", "pillow", "--workers", "1", *options)
 
 
@@ -217,8 +217,8 @@ def test_tar_that_cannot_be_read(tmp_path: Path) -> None:
     [("b.jpg", tarfile.LNKTYPE, tarfile.PAX_FORMAT), ("f/" + "y" * 120 + ".jpg", tarfile.SYMTYPE, tarfile.GNU_FORMAT)],
 )
 def test_link_is_found_where_readers_pass_it_over(tmp_path: Path, name: str, kind: bytes, format: int) -> None:
-    """What tar makes of a photo with two names: for a reader the second sample is not there, and nothing says so."""
-    links = tar_bytes({name: b"", "README": b""}, format=format, type=kind, linkname="a.jpg")  # README: nobody's loss
+    """Tar stores a photo's second name as a link: readers miss the second sample without an error."""
+    links = tar_bytes({name: b"", "README": b""}, format=format, type=kind, linkname="a.jpg")  # README: in no sample
     (tmp_path / "s.tar").write_bytes(tar_bytes({"a.jpg": PHOTO})[:BLOCKS] + links)
     text = "is a link, which no reader of shards follows; pack it anew (tar: --hard-dereference or -h)"
     report = run(tmp_path)
@@ -290,7 +290,7 @@ def test_shards_that_were_changed_since(indexed: Path) -> None:
 def test_file_beside_the_shards_that_is_damaged_or_gone(
     indexed: Path, name: str, data: bytes | None, kind: str, text: str
 ) -> None:
-    """One finding, and the shards are verified all the same."""
+    """Verify reports one finding, and still verifies the shards."""
     (indexed / name).unlink(missing_ok=True)
     if data is not None:
         (indexed / name).write_bytes(data)
@@ -300,7 +300,7 @@ def test_file_beside_the_shards_that_is_damaged_or_gone(
 
 
 def test_column_file_with_other_labels(indexed: Path) -> None:
-    """A whole file that says something else than the shards: loaders would give its labels."""
+    """The column file is intact, but differs from the shards: loaders would give its wrong labels."""
     manifest = find_manifest(resolve_shards(indexed, endpoint=None))
     assert manifest is not None
     path = indexed / "s-columns.safetensors"
@@ -312,7 +312,7 @@ def test_column_file_with_other_labels(indexed: Path) -> None:
 
 
 def test_masks_are_what_the_caller_says(tmp_path: Path) -> None:
-    """A depth map beside a photo looks like a mask by its name."""
+    """A depth map beside a photo has the name of a mask; --no-masks and --mask correct that."""
     depth = image_bytes(np.ones((33, 40), np.uint16))
     write_shards(tmp_path, samples_with("trimap.png", depth), per_shard=5, index=False)
     for options, components in (
@@ -361,7 +361,7 @@ def test_findings_past_the_most_are_counted_and_quarantined(tmp_path: Path, monk
     ("arguments", "text"),
     [
         ("--mask-values 1,x", "expected numbers from 0 to 255 such as '1,2,3' or '0-20,255', got '1,x'"),
-        ("--mask-values 0-999999999999", "expected numbers from 0 to 255"),  # no list of as many is made
+        ("--mask-values 0-999999999999", "expected numbers from 0 to 255"),  # must not build so long a list
         ("--no-masks --mask x.png", "--no-masks and --mask exclude each other"),
     ],
 )

@@ -27,7 +27,7 @@ call = partial(call_prep, "view")
 
 
 def test_picture_has_the_samples_that_were_asked_for(tmp_path: Path) -> None:
-    """By keys in their order, by classes, or by a seed; photo at the left, photo with its mask at the right."""
+    """The user gives keys in order, classes or a seed. Left is the photo, right the photo with its mask."""
     samples = []
     for number, colour in enumerate([(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30)]):
         photo = image_bytes(np.full((40, 60, 3), colour, np.uint8), "BMP")
@@ -164,7 +164,7 @@ def test_bad_samples_are_counted_once_and_named(tmp_path: Path) -> None:
         ),
         ("objects.json", b'[{"bbox": [0, 0, 600, 4], "label": 3}]', [[0, 0, 1, 0.1]]),  # as far as the photo goes
         ("json", b'[{"bbox": [6, 4, 24, 16], "category_id": 3}]', [[0.1, 0.1, 0.5, 0.5]]),  # COCO: width and height
-        ("boxes.npy", npy_bytes(np.float32([[6, 4, 60, 20, 1]])), [[0.1, 0.1, 1.0, 0.5]]),  # with a label
+        ("boxes.npy", npy_bytes(np.float32([[6, 4, 60, 20, 1]])), [[0.1, 0.1, 1.0, 0.5]]),  # the last column is a label
         ("json", b'{"boxes": [[1, 2, 3]]}', []),
         ("json", b'{"boxes": [[1, 2, 3, 1e999]]}', []),
         ("boxes.npy", b"\x93NUMPY\x01\x00", []),
@@ -178,7 +178,7 @@ def test_boxes_are_shares_of_the_photo(tmp_path: Path, component: str, data: byt
 
 
 def test_only_what_is_shown_is_read_of_indexed_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three samples: a range for the photo and the caption of each, and no shard as a whole."""
+    """Three samples take six range reads, one for each photo and each caption."""
     samples = [a_sample(number, txt=b"x") for number in range(40)]
     write_shards(tmp_path, samples, per_shard=10)
     sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""The places that a pack is written to."""
+"""The stores that the tests of pack write to."""
 
 from pathlib import Path
 
@@ -10,5 +10,5 @@ from dali_pipes.store.local import LocalStore
 
 @pytest.fixture(params=["directory", "bucket"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """A place that is not there yet."""
+    """A store that does not exist yet."""
     return LocalStore(tmp_path / "out") if request.param == "directory" else request.getfixturevalue("bucket")

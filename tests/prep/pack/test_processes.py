@@ -103,7 +103,7 @@ def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_shared")
 def test_pack_by_processes_gives_the_same_bytes_notes_and_reports(store: Store, tmp_path: Path) -> None:
-    """From files, and from memory; a second run writes what is missing, a third nothing."""
+    """Photos come from files and from memory; a second run writes the missing shards, a third run none."""
     write_pets(tmp_path / "in", {f"Abyssinian_{number}": 1 for number in range(23)})
     (tmp_path / "in" / "images" / "Abyssinian_7.jpg").write_bytes(encode_photo("png"))
     (tmp_path / "in" / "images" / "Abyssinian_12.jpg").write_bytes(GIF)
@@ -122,7 +122,7 @@ def test_pack_by_processes_gives_the_same_bytes_notes_and_reports(store: Store, 
 
 @pytest.mark.usefixtures("_shared")
 def test_pack_by_processes_fails_as_in_one(tmp_path: Path) -> None:
-    """What a worker finds reaches the caller as it is: bad records, and one file of many records that is gone."""
+    """The caller gets the errors of workers unchanged: bad records, and a missing file that many records share."""
     out = LocalStore(tmp_path / "out")
     source = pets(write_pets(tmp_path / "in", {f"Abyssinian_{number}": 1 for number in range(23)}))
     (tmp_path / "in" / "images" / "Abyssinian_7.jpg").write_bytes(GIF)

@@ -119,7 +119,7 @@ CopiedTarget(target=target, directory=folder).write_stream("x.tar", lambda: iter
 @pytest.mark.parametrize(
     ("end", "code", "said"),
     [
-        ("killed", -signal.SIGKILL, ""),  # nothing can be cleaned up
+        ("killed", -signal.SIGKILL, ""),  # no cleanup code can run
         ("full", 1, "StoreError: cannot write the copy '{}/x.tar': File too large\n"),
     ],
 )

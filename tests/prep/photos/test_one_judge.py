@@ -36,7 +36,7 @@ REFUSED = {
     "tiff": tiff(),
     "gif": gif(),
     "apng": PLAIN,
-    # Its first bytes do not show that it is animated: pack reads on. What a text holds does not count.
+    # Its first bytes do not show that it is animated, so pack reads on. "IDAT" inside a text chunk does not count.
     "apng behind a text": PLAIN[:AT] + b"\0\0\x02\0tEXt" + b"IDAT" * 128 + bytes(4) + PLAIN[AT:],
     "bomb": large_png(10_000, 9_000),
     "text": b"<html>" + bytes(100),
@@ -75,7 +75,7 @@ def test_the_decoder_of_loaders_agrees() -> None:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[str, str]]:
-    """What pack, and what verify say of the photos that are bad: name -> text. Each photo is in a sample of its own."""
+    """What pack and verify say of each bad photo (name -> text). Each photo is in a sample of its own."""
     photos = {name.replace(" ", "_"): data for name, data in (REFUSED | ALLOWED).items()}
     folder = tmp_path_factory.mktemp("judged")
     records = [Record(key=key, components={"jpg": data}, label=None) for key, data in photos.items()]

@@ -57,7 +57,7 @@ def test_a_resized_photo_is_the_average_of_its_areas(size: tuple[int, int]) -> N
 
 
 def test_the_same_photo_gives_the_same_bytes_of_a_baseline_jpeg(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # no limit here, and left as it is
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # recoding ignores this limit and does not change it
     data = photo_bytes(2, 400, 300, progressive=True)
     copy = small(data, max_side=100)
     assert copy == small(data, max_side=100) != small(data, max_side=100, quality=80)

@@ -65,7 +65,7 @@ def test_a_mask_without_a_rule_is_an_error_before_any_work(tmp_path: Path) -> No
     turned = source_of(record | {"jpg": photo_bytes(1, 30, 40)}, masks=frozenset({"seg.png"}))
     with pytest.raises(
         DataError, match=r"r0: seg.png has 30 x 40 pixels, 'jpg' 40 x 30"
-    ):  # afterwards nobody would see
+    ):  # after resizing, nobody would see it
         packed(turned, tmp_path / "turned", SMALL)
 
 
@@ -94,7 +94,7 @@ def test_a_resized_png_is_called_jpg_unless_there_is_one(tmp_path: Path) -> None
 
 
 def test_shards_are_the_same_whoever_recodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process or two, a photo in memory, in a tar, or in a compressed tar that one worker reads once."""
+    """One or two processes give the same shards from photos in memory, in a tar, or in a compressed tar (read once)."""
     monkeypatch.setattr("prep.recode.stage.NUM_RECORDS", 2)
     monkeypatch.setattr("prep.recode.stage.MIN_SHARED_RECORDS", 0)
     source = source_of(*({"jpg": photo_bytes(number, 90, 60)} for number in range(7)))

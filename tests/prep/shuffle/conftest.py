@@ -1,4 +1,4 @@
-"""Five shards of ten samples and less, in a directory and in a bucket."""
+"""Five shards of at most ten samples, in a directory and in a bucket."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def members_of(store: Store, names: Sequence[str]) -> list[tuple[str, bytes]]:
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs of the embedded node are over soon."""
+    """Poll jobs often, because jobs of the embedded node end soon."""
     monkeypatch.setattr(shuffle_module, "_POLL_S", (0.02, 0.1))
 
 

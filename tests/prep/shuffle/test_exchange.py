@@ -199,7 +199,7 @@ def test_worker_that_is_killed_is_told_with_its_shard(directory: ShardSet, monke
 def test_shards_that_change_meanwhile_are_told(
     directory: ShardSet, monkeypatch: pytest.MonkeyPatch, at: int | None
 ) -> None:
-    """A header that is none any more, another label; and an output that goes, as by another run with --overwrite."""
+    """A header is damaged, a label changes, or an output disappears (as if another run had --overwrite)."""
     write, store, name = exchange.Exchange.write, directory.store, directory.names[1]
     gone = r"00\.tar' was written, and is gone; does another process"
     changed = rf"{name}', bytes 0 to \d+.*changed since it was indexed or read"
@@ -257,7 +257,7 @@ def test_sections_are_bounded_and_complete() -> None:
 
 
 def test_memory_does_not_grow_with_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two sections, whatever the sizes of inputs and outputs; one output of 24 MB here."""
+    """Memory holds two sections, whatever the sizes of inputs and outputs; here one output of 24 MB."""
     store = LocalStore(tmp_path / "large")
     shards = ShardSet(store=store, names=pack(make_source(240, num_bytes=100_000), store=store, max_count=80).shards)
     index_shards(shards)

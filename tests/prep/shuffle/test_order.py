@@ -67,7 +67,7 @@ def test_parse_content_allows_white_space_around_numbers_and_says_where_there_is
     as_int, as_float = (Algorithm(kind="content", component="c", key_type=key_type) for key_type in ("int", "float"))
     assert parse_content(b" 7\n", algorithm=as_int, where="") == 7
     assert parse_content(b" 1e3\n", algorithm=as_float, where="") == 1000
-    # Of 5000 digits Python makes no number.
+    # Python converts no text of 5000 digits to an int.
     for data, algorithm in (
         (b"7.0", as_int),
         (b"", as_int),

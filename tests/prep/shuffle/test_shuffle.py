@@ -34,11 +34,11 @@ def _names(store: AisStore, prefix: str) -> list[str]:
 
 
 def test_shuffle_by_a_job_reports_what_it_wrote(packed: ShardSet, bucket: AisStore) -> None:
-    """The samples are compared with the exchange's below."""
+    """The report has the right numbers; a test below compares the samples with those of an exchange."""
     report = shuffle(Request(packed, algorithm=Algorithm(seed=7)))
     assert (report.num_samples, report.num_input_shards) == (NUM_SAMPLES, 5)
     assert report.url == f"{bucket.url}/shuffled-"
-    assert len(report.shards) in (4, 5)  # their size is the mean of the input's
+    assert len(report.shards) in (4, 5)  # the default size is the mean of the input shards
     assert bucket.read("shuffled-classes.json") == bucket.read("samples-classes.json")
     assert report.num_bytes == sum(bucket.size(name) or 0 for name in report.shards)
 
@@ -90,8 +90,8 @@ REFUSALS = [
     (400, "stats.NodeStatus.Status: ReadString: expects"),  # as AIS 5.0 answers; see the recorded exchanges
     (404, "invalid path"),
     (501, "not supported"),
-    (0, "unexpected status code (404) when requesting ekm file"),  # a job that started, and cannot be finished
-    # What AIS 4.9 answers where the shards have `u5.CLS`: a component's name is any letters' to us, not to it.
+    (0, "unexpected status code (404) when requesting ekm file"),  # a job that starts, but cannot finish
+    # AIS 4.9 answers this if the shards have `u5.CLS`: AIS distinguishes upper and lower case in a component's name.
     (0, 'key is missing for "up-000000.tar|u5"'),
 ]
 
@@ -223,7 +223,7 @@ ORDERS = [
 def test_exchange_gives_the_bytes_of_the_embedded_node(
     packed: ShardSet, bucket: AisStore, directory: ShardSet, algorithm: Algorithm
 ) -> None:
-    """One code decides for both, from a bucket and from a directory."""
+    """Both engines write the same samples in the same order, from a bucket and from a directory."""
     by_node = shuffle(Request(packed, algorithm=algorithm, output_prefix="node-", shard_bytes=9000, engine="dsort"))
     by_exchange = shuffle(
         Request(packed, algorithm=algorithm, output_prefix="exchange-", shard_bytes=9000, engine="exchange")
@@ -270,7 +270,7 @@ def test_run_again_writes_what_is_missing_or_differs_only(directory: ShardSet, k
 
 @pytest.mark.parametrize("extension", [".tgz", ".tar"])
 def test_other_output_needs_overwrite_which_leaves_nothing_of_it(directory: ShardSet, extension: str) -> None:
-    """Also of another kind: a set of two kinds could be neither indexed nor shuffled again."""
+    """Shards of another kind go, too: a set of two kinds could be neither indexed nor shuffled again."""
     first = shuffle(Request(directory, extension=extension, shard_bytes=1))
     if extension == ".tar":
         index_shards(ShardSet(store=directory.store, names=first.shards))
@@ -282,7 +282,7 @@ def test_other_output_needs_overwrite_which_leaves_nothing_of_it(directory: Shar
 
 
 def test_auto_completes_what_an_exchange_has_begun(packed: ShardSet, bucket: AisStore) -> None:
-    """The cluster could not: it writes all or nothing."""
+    """An exchange completes the shards, because a dSort job would write all or nothing."""
     first = shuffle(Request(packed, shard_bytes=3000, engine="exchange"))
     bucket.delete(first.shards[2])
     report = shuffle(Request(packed, shard_bytes=3000))
@@ -312,7 +312,7 @@ def test_bad_request_is_refused_before_anything_is_written(
 
 
 def links(kind: bytes) -> bytes:
-    """A sample, and links to it."""
+    """A tar of a sample and of links to it."""
     return tar_bytes({"a.jpg": b""})[:512] + tar_bytes({"README": b"", "b.jpg": b""}, type=kind, linkname="a.jpg")
 
 
@@ -323,7 +323,7 @@ def links(kind: bytes) -> bytes:
         # No engine copies links. The output would lack this member, and the comparison would not notice it.
         ("in-0.tar", links(tarfile.LNKTYPE), r"in-0\.tar', member 'b\.jpg': is a link, which no reader of shards"),
         ("in-0.tar", links(tarfile.SYMTYPE), r"in-0\.tar', member 'b\.jpg': is a link, which no reader of shards"),
-        # AIS 4.9 keeps one of them, which the comparison notices after all the work.
+        # AIS 4.9 keeps only one of the two. The comparison would notice it, but only after all the work.
         ("in-0.tar", tar_bytes({"a.jpg": b"", "a.JPG": b""}), r"in-0\.tar', key 'a': component 'jpg' occurs twice"),
         (
             "in-0.tgz",

@@ -102,7 +102,7 @@ def test_template_of_names_that_count_up(names: str, template: str | None) -> No
         ("a-{08..11}.tar", "a-08.tar a-09.tar a-10.tar a-11.tar"),
         ("{0..1}/{00..01}", "0/00 0/01 1/00 1/01"),
         ("{8..010}", "8 9 10"),  # the shorter number gives the width
-        ("plain", ""),  # no range, no name
+        ("plain", ""),  # without a range there are no names
     ],
 )
 def test_template_names(text: str, expected: str) -> None:

@@ -99,7 +99,7 @@ def test_other_columns_become_the_components_that_are_asked_for(tmp_path: Path) 
 
 
 def test_row_without_a_photo_is_named_and_left_out_when_asked(tmp_path: Path) -> None:
-    """Not a row whose text is empty: that is a bad record."""
+    """A row without a text is different: it is a bad record."""
     texts = [{**row, "caption": None} for row in _rows(1)]
     empty = hf([write_hf(tmp_path / "b.parquet", texts)], components={"caption.txt": "caption"})
     with pytest.raises(DataError, match=r"1 of 1 records .* are bad: b/000000: caption\.txt is empty"):

@@ -34,7 +34,7 @@ def test_pets_record_with_a_missing_part_is_skipped_and_named(tmp_path: Path) ->
     for path in (tmp_path / "images" / "boxer_1.jpg", trimaps / "boxer_1.png", trimaps / "boxer_2.png"):
         path.unlink()
     (tmp_path / "images" / "unlisted_3.jpg").write_bytes(b"")
-    (trimaps / "._boxer_2.png").write_bytes(b"")  # macOS's, in the original archive
+    (trimaps / "._boxer_2.png").write_bytes(b"")  # macOS wrote it into the original archive
     source = pets(tmp_path)
     assert [record.key for record in source.records] == list(NAMES)
     missing = ["boxer_1: no photo and no trimap", "boxer_2: no trimap", "unlisted_3: no row in list.txt"]
@@ -72,7 +72,7 @@ def _labelled(source: Source) -> list[tuple[object, ...]]:
 
 
 def test_imagefolder_class_is_the_folder_and_key_the_path(tmp_path: Path) -> None:
-    """There is one name for all extensions of JPEG."""
+    """All extensions of JPEG become the component `jpg`."""
     source = imagefolder(write_photos(tmp_path, "dog/b.jpg", "dog/a.JPEG", "cat 1/deep/x.png", "cat 1/a.webp"))
     records = [("cat 1/a", "webp", 0), ("cat 1/deep/x", "png", 0), ("dog/a", "jpg", 1), ("dog/b", "jpg", 1)]
     assert _labelled(source) == records
@@ -100,7 +100,7 @@ def test_imagefolder_skips_and_names_what_is_no_photo(tmp_path: Path) -> None:
 
 
 def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
-    """A file's and a class's, with the bytes that are not."""
+    """The error shows which bytes of a file's or a class's name are not UTF-8."""
     folder = write_photos(tmp_path / "in" / "cat", os.fsdecode(b"caf\xe9.jpg"))
     with pytest.raises(DataError, match=r"the name of file '.*/cat/caf\\xe9\.jpg' is not UTF-8"):
         pack(imagefolder(tmp_path / "in"), store=LocalStore(tmp_path / "out"))

@@ -73,9 +73,9 @@ class Reads:
 
 
 def test_adding_one_percent_reads_one_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a hundred shards none is read, nor their indexes: only the new one, the manifest, and the keys.
+    """Add reads the new shard, the manifest and the keys, but none of the hundred old shards or their indexes.
 
-    Of the data set beside it, manifest and column file are read to compare keys, and no shard.
+    Of the data set beside it, add reads the manifest and the column file to compare keys, but no shard.
     """
     folder = tmp_path / "set"
     folder.mkdir()
@@ -102,7 +102,7 @@ def test_known_keys_are_refused_or_left_out(local: Place, tmp_path: Path, more: 
     local.add(more)
     grown = class_folders(tmp_path / "grown", {"dog": 3, "owl": 1})
     before = local.objects()
-    assert local.add(more).packed is None  # the command may be run again
+    assert local.add(more).packed is None  # a second run adds nothing
     with pytest.raises(DataError, match=r"has 3 of the 4 keys .*'dog/000', 'dog/001'.*--known skip"):
         local.add(grown)
     assert local.objects() == before
@@ -110,12 +110,12 @@ def test_known_keys_are_refused_or_left_out(local: Place, tmp_path: Path, more: 
         report = local.add(grown, skip_known=True)
         assert (report.version, report.num_known, report.num_samples) == (3, num_known, 9)
     local.remove("dog/002")
-    assert local.add(grown, skip_known=True).num_samples == 9  # what was removed counts as new
+    assert local.add(grown, skip_known=True).num_samples == 9  # removed samples count as new
     assert local.keys()[-1] == "dog/002"
 
 
 def test_keys_of_a_data_set_beside_it_are_refused_or_left_out(local: Place, tmp_path: Path) -> None:
-    """Photos that a split holds out, for example; samples removed there are free."""
+    """An example is a held-out split. Keys of samples that were removed there may be added."""
     val = make_set(class_folders(tmp_path / "val", {"eel": 3, "cat": 1}), Place(f"{tmp_path}/set/val-", None))
     val.remove("eel/002")
     grown = class_folders(tmp_path / "grown", {"eel": 3})
@@ -164,16 +164,16 @@ def source_of(classes: dict[int, str], *, numbers_classes: bool = False) -> Sour
     ("beside", "expected"),
     [
         ([], {4: "cat", 7: "dog", 8: "ant", 9: "eel"}),
-        ([{4: "cat", 7: "dog", 8: "bee"}], {4: "cat", 7: "dog", 9: "ant", 10: "eel"}),  # 8 is a bee there
-        ([{4: "cat", 8: "eel"}], {4: "cat", 7: "dog", 9: "ant", 8: "eel"}),  # eels have 8 there
-        ([{4: "cat", 8: "eel"}, {4: "cat", 8: "ant"}], {4: "cat", 7: "dog", 8: "ant", 9: "eel"}),  # parted already
-        ([{4: "cow", 7: "dog", 8: "bee"}, {8: "bee"}], {4: "cat", 7: "dog", 8: "ant", 9: "eel"}),  # of other classes
+        ([{4: "cat", 7: "dog", 8: "bee"}], {4: "cat", 7: "dog", 9: "ant", 10: "eel"}),  # there, 8 means bee
+        ([{4: "cat", 8: "eel"}], {4: "cat", 7: "dog", 9: "ant", 8: "eel"}),  # there, eel has 8
+        ([{4: "cat", 8: "eel"}, {4: "cat", 8: "ant"}], {4: "cat", 7: "dog", 8: "ant", 9: "eel"}),  # they disagree on 8
+        ([{4: "cow", 7: "dog", 8: "bee"}, {8: "bee"}], {4: "cat", 7: "dog", 8: "ant", 9: "eel"}),  # unrelated classes
     ],
 )
 def test_new_classes_mean_the_same_in_data_sets_beside(
     local: Place, beside: list[dict[int, str]], expected: dict[int, str]
 ) -> None:
-    """Photos of a new class that go to ``val-`` never get an id that is another class in ``train-``."""
+    """A new class in ``val-`` never gets an id that means another class in ``train-``."""
     manifest = replace(local.newest().manifest, classes={4: "cat", 7: "dog"})
     source = source_of({0: "ant", 1: "dog", 2: "eel"}, numbers_classes=True)
     others = [replace(manifest, classes=classes) for classes in beside]

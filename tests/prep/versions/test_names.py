@@ -102,7 +102,7 @@ def named(place: Place) -> ShardSet:
 
 
 def test_an_etl_that_lacks_added_shards_or_has_removed_samples_is_refused(place: Place, more: Path) -> None:
-    """It would read fewer samples, or removed ones, without a word."""
+    """Without the error, the loader would silently miss samples or read removed ones."""
     assert len(named(place).names) == 2
     place.add(more)
     with pytest.raises(DataError, match=r"version 2 has 3 shards, and the manifest of ETL 'small' lists others; index"):

@@ -36,7 +36,7 @@ def said(*arguments: Any) -> str:
 
 
 def test_a_data_set_lives(place: Place, more: Path) -> None:
-    """Each command with a line and with a document; the log has the commands."""
+    """Each command prints text lines or JSON; the log lists the commands."""
     cluster = ["--endpoint", place.endpoint] if place.endpoint else []
     added = said("add", more, place.url, "--known", "skip", *cluster)
     assert "added 1 shard, 2 samples" in added

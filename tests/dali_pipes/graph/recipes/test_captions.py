@@ -36,7 +36,7 @@ def sample_of(number: int) -> Sample:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The last sample has no tokens."""
+    """Shards whose last sample has no tokens."""
     samples = [sample_of(number) for number in range(NUM_PHOTOS)]
     del samples[-1].components["tokens.npy"]
     return write_shards(tmp_path_factory.mktemp("captions"), samples, per_shard=6)

@@ -36,7 +36,7 @@ def boxes_of(number: int) -> npt.NDArray[np.float64]:
 
 
 def sample_of(number: int) -> Sample:
-    """A photo with the same boxes in each form; COCO's have a crowd more."""
+    """A photo with the same boxes in each format; the COCO file also has a crowd."""
     boxes = boxes_of(number)
     lists = {"boxes": boxes[:, :4].tolist(), "labels": boxes[:, 4].astype(int).tolist()}
     annotations = [
@@ -86,7 +86,7 @@ def moved_by_torchvision(number: int, batch: dict[str, Any], row: int) -> tuple[
 
 
 def targets_of(batch: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
-    """The target of each sample, of padded boxes too, whose padding is checked."""
+    """The target of each sample; padded boxes lose their padding, which is checked first."""
     if "target" in batch:
         return list(batch["target"])
     targets = []
@@ -103,7 +103,7 @@ def targets_of(batch: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
     [("boxes.json", (0.1, 0.6), None), ("coco.json", None, 12), ("boxes.npy", (0.1, 0.6), 12)],
 )
 def test_boxes_are_those_of_torchvision(shards: Path, component: str, scale: Any, max_boxes: int | None) -> None:
-    """Within 1e-4 pixels, and the same boxes are left out, whatever form they are stored and delivered in."""
+    """In every format, boxes agree within 1e-4 pixels, and the loader leaves out the same boxes."""
     graph = with_window(dp.detection(crop=CROP, boxes=component, scale=scale, max_boxes=max_boxes), scale=scale)
     num_left = num_flipped = 0
     for batch in batches_of(shards, graph):
@@ -145,7 +145,7 @@ def test_boxes_that_are_none_are_refused(document: Any, text: str) -> None:
 
 
 def with_boxes(directory: Path, *documents: bytes | None) -> Path:
-    """A shard of samples ``b0``, ... of 40 x 30 pixels with these boxes; one without the component for ``None``."""
+    """A shard of samples ``b0``, ... of 40 x 30 pixels with these boxes; ``None`` omits the component."""
     samples = [
         Sample(f"b{number}", {"jpg": photo_bytes(number, 40, 30)} | ({"boxes.json": data} if data else {}))
         for number, data in enumerate(documents)
@@ -157,7 +157,7 @@ GOOD = b'{"boxes": [[0, 0, 40, 30]], "labels": [3]}'
 
 
 def test_sample_of_bad_boxes_is_bad(tmp_path: Path) -> None:
-    """The error names shard, key and component; another one takes its place where that is asked for."""
+    """The error names shard, key and component. On request, another sample replaces the bad one."""
     shards = with_boxes(tmp_path, GOOD, GOOD, b'{"boxes": [[9, 1, 1, 9]], "labels": [1]}', GOOD)
     with pytest.raises(dp.DecodeError, match=r"(?s)b2.*boxes.json.*expected left <= right"):
         batches_of(shards, dp.detection(crop=16))

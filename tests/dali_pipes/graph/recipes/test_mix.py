@@ -20,9 +20,9 @@ ROWS = [
     [0, 1.0, 0.0, 0.0],
     [0, 0.0, 0.5, 0.5],
     [1, 0.5, 0.5, 0.5],
-    [1, 0.9, 0.01, 0.99],  # cut at an edge
-    [1, 0.0, 0.5, 0.5],  # the whole photo, where its middle is the centre
-    [1, 1.0, 0.3, 0.3],  # nothing
+    [1, 0.9, 0.01, 0.99],  # the photo's edges cut the rectangle
+    [1, 0.0, 0.5, 0.5],  # the rectangle is the whole photo
+    [1, 1.0, 0.3, 0.3],  # the rectangle is empty
     [1, 0.2, 0.97, 0.02],
 ]
 
@@ -55,7 +55,7 @@ def mixed_by_torchvision(batch: dict[str, Any], row: list[float]) -> tuple[torch
 @pytest.mark.parametrize("each", ["batch", "sample"])
 @pytest.mark.parametrize("layout", ["CHW", "HWC"])
 def test_photos_are_mixed_as_torchvision_does(layout: Any, each: Any) -> None:
-    """By the numbers of each sample, or of the batch's first one."""
+    """Each sample is mixed by its own numbers, or all samples by the first sample's numbers."""
     batch = batch_of(ROWS)
     given = batch if layout == "CHW" else batch | {"image": batch["image"].permute(0, 2, 3, 1)}
     found = dp.mix(given, num_classes=NUM_CLASSES, each=each, layout=layout)
@@ -93,7 +93,7 @@ def test_shares_of_classes_may_be_given() -> None:
     ],
 )
 def test_what_cannot_be_mixed_is_refused(name: str, change: Any, options: Any, error: Any, text: str) -> None:
-    """Outputs of another kind, and those that are not there."""
+    """Outputs of a wrong kind and missing outputs are refused."""
     batch = batch_of(ROWS)
     if name:
         value = batch.pop(name)

@@ -25,7 +25,7 @@ PLAIN = OFF | {"sizes": SIZES, "num_crops": (2, 3), "dtype": "uint8"}
 OUTPUTS = ("global_0", "global_1", "local_0", "local_1", "local_2")
 
 Outputs = dict[str, dict[str, Any]]
-"""Key -> the sample's row of each output."""
+"""For each key, the sample's row of each output."""
 
 
 def photo_of(number: int) -> bytes:
@@ -40,7 +40,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(shards: Path) -> Outputs:
-    """Crops that are not changed."""
+    """Crops without augmentations."""
     return by_key(shards, dp.multi_crop(**PLAIN))
 
 

@@ -73,7 +73,7 @@ def test_a_server_without_a_scheme_is_an_error_that_names_the_variable(
 
 
 def test_a_text_that_may_be_a_secret_is_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection string that is none; the signature of an access signature, which a server may repeat alone."""
+    """A malformed connection string; the signature in a SAS token, which a server may repeat alone."""
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", SECRET)
     with pytest.raises(ValueError, match="AZURE_STORAGE_CONNECTION_STRING must be") as failed:
         CloudSettings.from_environment("az", "b")

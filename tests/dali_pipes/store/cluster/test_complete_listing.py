@@ -46,7 +46,7 @@ RUNS, RAN = job("rebalance", started="34:57"), job("rebalance", started="34:57",
 
 @pytest.fixture(autouse=True)
 def _patience() -> Iterator[None]:
-    """Enough for what passes, with short pauses."""
+    """Wait with the usual patience, but with short pauses."""
     with use_patience(Patience(longest_pause_s=0.01)):
         yield
 
@@ -130,13 +130,13 @@ def show_maps(monkeypatch: pytest.MonkeyPatch, *maps: tuple[int, str]) -> None:
     [
         ([[], [RUNS], [RUNS], [RAN]], []),
         ([[]], [(1, "ab"), (1, "ab"), (2, "a"), (3, "ab")]),  # a target comes back
-        ([[]], [(1, "ab"), (1, "ab"), (2, "abc")]),  # or is new: a rebalance begins a moment after it has joined
+        ([[]], [(1, "ab"), (1, "ab"), (2, "abc")]),  # a new target joins: a rebalance begins a moment later
     ],
 )
 def test_listing_is_taken_anew_after_the_cluster_has_changed(
     filled: AisStore, monkeypatch: pytest.MonkeyPatch, jobs: list[list[Any]], maps: list[tuple[int, str]]
 ) -> None:
-    """As a loader waits, so does a listing; those before the change do not count."""
+    """A listing waits as a loader does. Listings from before the change do not count."""
     say(monkeypatch, "rebalance", *jobs)
     if maps:
         show_maps(monkeypatch, *maps)
@@ -149,7 +149,7 @@ def test_listing_is_taken_anew_after_the_cluster_has_changed(
 def test_listing_without_a_target_that_died_is_refused(
     impatient: AisStore, monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:
-    """Its objects are not listed, and no job runs. Before the listing, and while it is taken."""
+    """The target died before or during the listing: its objects are missing, although no job runs."""
     show_maps(monkeypatch, *[(1, "ab")] * looks, (2, "a"))
     with pytest.raises(StoreError, match="cannot be listed now: a target that was there when this command began"):
         impatient.list_all("s-")

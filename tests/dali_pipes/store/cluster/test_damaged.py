@@ -21,7 +21,7 @@ SHARD = "s-000001.tar"
 
 @pytest.fixture
 def damage(tmp_path: Path) -> Iterator[AisStore]:
-    """A bucket, whose files are at hand."""
+    """A bucket whose files the test can change."""
     with embedded_node.start(tmp_path / "node") as running:
         store = AisStore(running.endpoint, "pets")
         store.create()
@@ -55,7 +55,7 @@ def check(error: BaseException | None, store: AisStore) -> None:
 
 
 def test_damaged_shard_is_refused_by_all_who_read_it(damage: AisStore, tmp_path: Path) -> None:
-    """By commands, whose own checksum would make the damaged bytes the right ones, and by a loader."""
+    """Commands and a loader refuse it. A command's new checksum would declare the damaged bytes correct."""
     url, endpoint = damage.locate("s-"), damage.endpoint
     place = place_of(damage, tmp_path / "node")
     flip(*place)

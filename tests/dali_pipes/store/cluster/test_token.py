@@ -41,7 +41,7 @@ def test_token_is_found_where_aistores_command_line_finds_it(home: Path, monkeyp
 
 
 def test_token_file_that_is_away_for_a_moment_keeps_its_token(tmp_path: Path) -> None:
-    """A file is gone, or empty, while it is being replaced. The token is in no repr."""
+    """A file may be absent or empty while it is being replaced. No repr shows the token."""
     file = tmp_path / "token"
     file.write_text("first")
     token = Token(file=file)

@@ -15,7 +15,7 @@ from prep.embedded.server import Handler as RoutesHandler
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
 
-DATA = bytes(range(256)) * 32_000  # 8 MB: no socket's buffer holds it
+DATA = bytes(range(256)) * 32_000  # 8 MB: more than a socket's buffer holds
 
 
 class _Seen:
@@ -137,7 +137,7 @@ def test_write_stream_that_keeps_failing_says_what_and_where(
     access: AisStore, seen: _Seen, fault: str, value: object, message: str
 ) -> None:
     setattr(seen, fault, value)
-    patience_s = 3600 if fault == "wrong_checksum" else 0.2  # that one is tried four times, however long they take
+    patience_s = 3600 if fault == "wrong_checksum" else 0.2  # a wrong checksum is tried four times, for any time
     with (
         use_patience(Patience(patience_s=patience_s, longest_pause_s=0.01)),
         pytest.raises(StoreError, match=rf"'ais://b/x.tar' at {access.endpoint}: {message}"),
@@ -148,7 +148,7 @@ def test_write_stream_that_keeps_failing_says_what_and_where(
 
 
 def test_write_stream_whose_source_fails_stores_nothing(access: AisStore) -> None:
-    """The error comes through as it is; the next object follows."""
+    """The source's error is raised unchanged, and the next object can be written."""
 
     def broken() -> Iterator[memoryview]:
         yield next(_chunks())
@@ -165,7 +165,7 @@ def test_write_stream_whose_source_fails_stores_nothing(access: AisStore) -> Non
 def test_transfer_that_cannot_be_is_told_at_once(
     access: AisStore, seen: _Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No bucket: no body is sent. A file that cannot be read is no broken transfer, and the cluster not waited for."""
+    """Without a bucket, no body is sent. If a file cannot be read, the transfer fails without a wait."""
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=rf"no bucket 'ais://none' at {access.endpoint}; `dali-pipes prep pack` makes"):
         AisStore(access.endpoint, "none").upload("x", tmp_path / "file")
