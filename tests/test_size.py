@@ -42,7 +42,7 @@ MOST = {
     "bench": (320, 3),
     "bench/commands": (500, 3),
     "bench/compare": (1_520, 6),
-    "bench/engine": (720, 3),
+    "bench/engine": (740, 4),
     "bench/gpu": (1_020, 5),
     "bench/loaders": (1_420, 8),
     "bench/loaders/peers": (1_140, 8),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (960, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 54_380, 233
+SUM_LINES, SUM_MODULES = 54_400, 234
 
 
 def sizes() -> dict[str, tuple[int, int]]:

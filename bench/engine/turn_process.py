@@ -23,6 +23,7 @@ from dali_pipes.errors import PipesError
 from dali_pipes.progress import follow_parent
 
 PRELOAD = (
+    "bench.engine.surviving_server",
     "torch",
     "torchvision",
     "webdataset",

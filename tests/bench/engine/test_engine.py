@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,7 +19,7 @@ import psutil
 import pytest
 
 from bench.engine.scenario import Scenario, run_scenario
-from bench.engine.turn_process import TurnProcess
+from bench.engine.turn_process import TurnProcess, call_apart, fork_server
 from bench.tools.folders import RunFolder
 from dali_pipes.errors import PipesError
 from tests.programs import wait_until
@@ -185,6 +187,15 @@ def test_ctrl_c_while_a_process_starts_ends_it(monkeypatch: pytest.MonkeyPatch) 
     (process,) = started
     process.join(240)
     assert process.exitcode == -signal.SIGKILL
+
+
+def test_server_goes_on_after_a_process_that_ended_while_it_asked_for_another(capfd) -> None:
+    fork_server()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(forkserver._forkserver._forkserver_address)
+    server = forkserver._forkserver._forkserver_pid
+    assert call_apart(os.getppid, name="a probe") == server
+    assert capfd.readouterr().err == ""
 
 
 def _session_of(process: psutil.Process) -> int | None:
