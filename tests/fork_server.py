@@ -2,11 +2,15 @@
 
 To import both takes 2 to 4 CPU seconds, and some two hundred tests start a program that needs them. `fork_server`
 replaces `subprocess.Popen`: ``python -c PROGRAM``, ``python -m tests...`` and ``python -m dali_pipes`` become children
-of the server, with the arguments, environment, directory and files that a fresh interpreter would have. A test of a
-fresh interpreter (what is imported, signals before Python starts) has the mark ``fresh_interpreter``.
+of the server, with the arguments, environment, directory and files that a fresh interpreter would have. A program that
+looks at `sys.modules` is started anew, and so is one with other variables that Python or a library reads at its start.
+A test of other things of a fresh interpreter (memory, signals before Python starts) has the mark ``fresh_interpreter``.
+
+What differs: all programs hash strings with one seed, `tests` is imported without PYTHONPATH, the parent process is the
+server, and warnings that libraries give when they are imported were given before.
 
 The server handles one message at a time in one thread: a program to fork, or the end of one. Each program has a
-connection of its own, on which the server sends its process id and, at the end, its wait status.
+connection of its own, on which it sends its process id when it is ready, and the server at the end its wait status.
 """
 
 import contextlib
@@ -20,6 +24,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -29,11 +35,23 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PRELOADED = ("torch", "nvidia.dali.fn", "nvidia.dali.plugin.pytorch", "nvidia.dali.plugin.base_iterator")
-READ_AT_START = ("PYTHON", "LD_", "MKL_", "OMP_", "OPENBLAS_")
+READ_AT_START = (
+    "PYTHON",
+    "LD_",
+    "MKL_",
+    "OMP_",
+    "KMP_",
+    "OPENBLAS_",
+    "MALLOC_",
+    "GLIBC_",
+    "DALI_MALLOC_",
+    "LC_",
+    "LANG",
+)
 """Variables that an interpreter or a library reads when it is loaded. A program that has others needs a fresh one."""
 MODULES = ("dali_pipes", "tests")
 """Packages whose modules the server runs: they import torch and DALI, or run so often that start-up takes long."""
-FRESH_ONLY = ("preexec_fn", "pass_fds", "shell", "executable", "user", "group", "process_group")
+FRESH_ONLY = ("preexec_fn", "pass_fds", "shell", "executable", "user", "group", "extra_groups", "process_group")
 """Options of `subprocess.Popen` that the server does not follow."""
 
 FreshPopen = subprocess.Popen
@@ -58,6 +76,8 @@ class ForkedPopen(FreshPopen):  # type: ignore[type-arg]
             "cwd": os.fspath(cwd or Path.cwd()),
             "env": dict(os.environ if env is None else env),
             "new_session": more[-2],
+            "umask": umask(),
+            "cores": [*os.sched_getaffinity(0)],
         }
         assert self.server is not None
         files = [pipe if pipe != -1 else at for at, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
@@ -101,19 +121,22 @@ class Server:
         self._address = str(directory / "fork.sock")
         self._environment = dict(os.environ)
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
 
     def can_run(self, args: Any, options: dict[str, Any]) -> bool:
         """Whether a command is a Python program that a forked child runs as a fresh interpreter does."""
         if not isinstance(args, list | tuple) or len(args) < 3 or any(options.get(name) for name in FRESH_ONLY):
             return False
         environment = os.environ if options.get("env") is None else options["env"]
-        is_ours = args[1] == "-c" or (args[1] == "-m" and str(args[2]).partition(".")[0] in MODULES)
+        program = str(args[2])
+        is_ours = "sys.modules" not in program if args[1] == "-c" else program.partition(".")[0] in MODULES
+        is_ours = is_ours and args[1] in ("-c", "-m")
         return args[0] == sys.executable and is_ours and read_at_start(environment) == read_at_start(self._environment)
 
     def start(self, request: dict[str, Any], files: list[int]) -> socket.socket:
         """Sends a program and its three standard files. The answers come on the connection."""
-        if self._process is None:
-            self._process = self._start_server()
+        with self._lock:
+            self._process = self._process or self._start_server()
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(self._address)
         data = json.dumps(request).encode()
@@ -134,6 +157,12 @@ class Server:
         """The server ends when its standard input does."""
         if self._process is not None:
             self._process.communicate()
+
+
+def umask() -> int:
+    """That of this process, which can only be read by setting it."""
+    os.umask(before := os.umask(0))
+    return before
 
 
 def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
@@ -184,13 +213,15 @@ def serve(listening: socket.socket) -> dict[str, Any]:
             for at, file in enumerate(files):
                 os.dup2(file, at)
                 os.close(file)
-            for owned in (listening, woken, waker, connection, *connections.values()):
+            for owned in (listening, woken, waker, *connections.values()):
                 owned.close()
+            become(request)
+            with connection:
+                tell(connection, os.getpid())
             return request
         for file in files:
             os.close(file)
         connections[pid] = connection
-        tell(connection, pid)
 
 
 def report_ends(connections: dict[int, socket.socket]) -> None:
@@ -213,10 +244,13 @@ def become(request: dict[str, Any]) -> None:
     """Sets environment, directory, arguments and import path as a fresh interpreter has them."""
     if request["new_session"]:
         os.setsid()
+    os.umask(request["umask"])
+    os.sched_setaffinity(0, request["cores"])
     os.chdir(request["cwd"])
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ.clear()
     os.environ.update(request["env"])
+    time.tzset()
     own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     first = "" if request["words"][0] == "-c" else request["cwd"]
     sys.path[:] = [first, *own, *(path for path in sys.path[1:] if path not in inherited)]
@@ -229,7 +263,6 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     request = serve(socket.socket(fileno=int(sys.argv[1])))
-    become(request)
     kind, program, *_ = request["words"]
     if kind == "-m":
         runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -68,15 +68,22 @@ PRINTING = {
 """Functions that may print other text than JSON and constants; all others call `print_line`."""
 
 
+NO_TEXT = ("file", "flush", "err", "nl", "fg", "bold", "end", "sep")
+"""Arguments of functions that print, but not what they print."""
+
+
 def prints(call: ast.Call) -> bool:
     """Whether a call writes text to stdout or stderr that is neither a constant nor JSON, which escapes itself."""
     name = ast.unparse(call.func)
-    is_printing = name in ("print", "click.echo", "click.secho") or name.startswith(
+    is_printing = name.rpartition(".")[2] in ("print", "echo", "secho", "print_exc") or name.startswith(
         ("sys.stdout.write", "sys.stderr.write", "sys.stdout.buffer", "sys.stderr.buffer")
     )
-    text = call.args[0] if call.args else ast.Constant("")
-    is_json = isinstance(text, ast.Call) and ast.unparse(text.func) == "json.dumps"
-    return is_printing and not is_json and not isinstance(text, ast.Constant)
+    texts = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg not in NO_TEXT)]
+    return is_printing and not all(is_harmless(text) for text in texts)
+
+
+def is_harmless(text: ast.expr) -> bool:
+    return isinstance(text, ast.Constant) or (isinstance(text, ast.Call) and ast.unparse(text.func) == "json.dumps")
 
 
 def test_only_functions_for_it_print() -> None:

@@ -44,6 +44,7 @@ def test_late_loader_takes_the_rank_of_a_group_that_came_after_it(small_shards: 
             [sys.executable, "-c", RANKS, str(rank), str(small_shards), str(closed_port)],
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | {"PYTHONHASHSEED": str(rank)},  # as two nodes have
         )
         for rank in range(2)
     ]

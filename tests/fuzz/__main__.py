@@ -1,6 +1,11 @@
-"""Fuzz by hand: ``python -m tests.fuzz --minutes 30``, or ``make fuzz MINUTES=30``."""
+"""Fuzz by hand: ``python -m tests.fuzz --minutes 30``, or ``make fuzz MINUTES=30``.
+
+A line has the inputs so far that a target has taken, and those that it has refused with an error of ours. A finding
+names the file of its input: ``python -m tests.fuzz TARGET --input FILE`` checks it again.
+"""
 
 import argparse
+import contextlib
 import random
 import sys
 from pathlib import Path
@@ -10,13 +15,23 @@ from tests.fuzz.targets.all import TARGETS
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Give broken inputs to what reads them.")
-    parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], help="what to fuzz (default: all)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="what to fuzz (default: all)")
     parser.add_argument("--minutes", type=float, default=1.0, help="for all targets together (default: 1)")
     parser.add_argument("--seed", type=int, default=None, help="of the first round (default: another one each time)")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="where inputs of findings are written")
+    parser.add_argument("--input", type=Path, help="check this one input of TARGET in this process")
     given = parser.parse_args()
     names = given.targets or list(TARGETS)
+    if unknown := set(names) - set(TARGETS):
+        parser.error(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
+    if given.input:
+        with contextlib.closing(TARGETS[names[0]]()) as target:
+            target.seeds()
+            print(target.check(given.input.read_bytes()))
+        return 0
     seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
     print(f"seed {seed}")
     num_findings = 0

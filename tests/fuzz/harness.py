@@ -37,7 +37,7 @@ def fuzz(
     """Fuzz one target with its ``num_daily`` inputs, or for ``seconds``; the start of a worker does not count.
 
     A worker that crashes is replaced by another with the next seed. ``keep`` gets inputs of findings, and the files
-    that were made of them; ``report`` is told the outcome so far from time to time, and at the end.
+    that were made of them; ``report`` is told the outcome so far from time to time, and at a worker's end.
     """
     outcome = Outcome()
     while len(outcome.findings) < MAX_FINDINGS:
@@ -57,7 +57,6 @@ def fuzz(
         if seconds is None:
             break
         seed += 1_000_000
-    report(outcome)
     return outcome
 
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 Answer = Literal["taken", "refused"]
 
-# A worker hangs if it reports nothing for this time. The slowest machine needs far less.
-HANG_S = 900.0
+# A worker hangs if it reports nothing for this time, less than a test may take. A loaded machine needs far less.
+HANG_S = 240.0
 
 
 def watch(hang_s: float = HANG_S) -> None:

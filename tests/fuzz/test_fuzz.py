@@ -14,7 +14,7 @@ def test_fuzz(name: str, tmp_path: Path) -> None:
     """Seed and number are fixed, so that a run can be repeated; `make fuzz` draws other seeds."""
     outcome = fuzz(name, seed=1, keep=tmp_path)
     assert outcome.findings == []
-    # Whatever the table of loaders holds, none of them lives.
+    # A broken table of loaders is read as one without a living process, and never refused.
     assert outcome.counts["refused"] > 0 or name == "cache-slots"
     # Nearly every batch has a broken photo.
     assert outcome.counts["taken"] > 0 or name == "photo-batches"

@@ -1,13 +1,14 @@
 """Compare the project with independent models of its promises: ``python -m tests.models --minutes 30``, `make models`.
 
 A model is a function of random numbers and an empty folder. It makes data, does what a user would do, and holds the
-results against what the documents say. It knows nothing of how the project does it. A failure is repeated by its seed:
-``python -m tests.models NAME --seed SEED --draws 1``.
+results against what the documents say. It knows nothing of how the project does it. A failure is printed with what was
+drawn and with the command that repeats it: ``python -m tests.models NAME --seed SEED --draws 1``.
 """
 
 import argparse
 import logging
 import random
+import reprlib
 import shutil
 import sys
 import tempfile
@@ -58,17 +59,27 @@ def draw(name: str, seed: int) -> str:
         shutil.rmtree(folder)
 
 
+def drawn(error: Exception) -> str:
+    """The variables of the model, or of its innermost function, where it failed."""
+    places = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if "models" in frame.f_code.co_filename]
+    return "".join(f"    {name} = {reprlib.repr(value)}\n" for name, value in places[-1].f_locals.items())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.models", description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", choices=[*MODELS, []], help="which models (default: all)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="which models (default: all)")
     parser.add_argument("--minutes", type=float, default=1.0, help="for all models together (default: 1)")
     parser.add_argument("--draws", type=int, help="draws of each model, in place of minutes")
     parser.add_argument("--seed", type=int, help="of the first draw (default: another one each time)")
     given = parser.parse_args(argv)
     names = given.models or list(MODELS)
+    if unknown := set(names) - set(MODELS):
+        parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
     logging.disable(logging.WARNING)
-    print(f"first seed {seed}", flush=True)
+    print(f"first seed {seed}; lines of libpng are about photos that a model damages", flush=True)
     start = printed = time.monotonic()
     counts: Counter[str] = Counter()
     failures = 0
@@ -77,11 +88,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in names:
             for number in range(1 if given.draws else _EACH_ROUND[name] or 1):
                 try:
-                    draw(name, seed + number)
-                except Exception:  # noqa: BLE001 - every exception is a finding
+                    said = draw(name, seed + number)
+                    if given.draws:
+                        print(f"{name}, seed {seed + number}: {said}", flush=True)
+                except Exception as error:  # noqa: BLE001 - every exception is a finding
                     failures += 1
-                    print(f"{name}: seed {seed + number}", flush=True)
                     traceback.print_exc(file=sys.stdout)
+                    print(
+                        f"{drawn(error)}repeat: python -m tests.models {name} --seed {seed + number} --draws 1",
+                        flush=True,
+                    )
                 counts[name] += 1
         seed += max(_EACH_ROUND.values())
         if time.monotonic() - printed > PRINT_S:
@@ -89,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(", ".join(f"{name} {num}" for name, num in counts.items()), flush=True)
     minutes = (time.monotonic() - start) / 60
     print(", ".join(f"{name} {num}" for name, num in counts.items()))
-    print(f"{counts.total()} draws in {minutes:.1f} minutes, seeds {first} to {seed}: {failures} failures")
+    print(f"{counts.total()} draws in {minutes:.1f} minutes, seeds from {first} on: {failures} failures")
     return 1 if failures else 0
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import io
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 import dali_pipes as dp
 from dali_pipes.cli import main
-from tests.models.world import Truth, build, draw_samples, photo_of
+from tests.models.world import Truth, World, build, draw_samples, photo_of
 
 
 def command(*arguments: str) -> str:
@@ -124,6 +124,12 @@ DAMAGES: tuple[Callable[[bytes], bytes], ...] = (
 )
 
 
+def in_shards_of(keys: Sequence[str], world: World) -> set[str]:
+    """All keys of the shards that these are in."""
+    shards = {shard for key, shard in zip(world.keys, world.shard_of, strict=True) if key in keys}
+    return {key for key, shard in zip(world.keys, world.shard_of, strict=True) if shard in shards}
+
+
 def bad_samples(random: np.random.Generator, folder: Path) -> str:
     """A neighbour replaces each bad photo, and nothing else changes; the key is listed and can be excluded."""
     samples = draw_samples(random, int(random.integers(6, 40)))
@@ -147,6 +153,7 @@ def bad_samples(random: np.random.Generator, folder: Path) -> str:
     with dp.loader(world.url, order_graph, batch_size=batch_size, device="cpu", seed=seed, outputs=outputs) as loader:
         planned = [batch[0]["key"] for batch in loader]
     number_of = {sample.key: number for number, sample in enumerate(world.samples)}
+    bad_keys = {world.keys[number] for number in bad}
     policy = dp.BadSamples(on_error="substitute", quarantine=quarantine)
     options = {"batch_size": batch_size, "device": "cpu", "seed": seed, "bad_samples": policy, "outputs": outputs}
     with dp.loader(world.url, whole, **options) as loader:
@@ -160,7 +167,9 @@ def bad_samples(random: np.random.Generator, folder: Path) -> str:
                     before = [other for other in good if other < position]
                     after = [other for other in good if other > position]
                     taken = before[-1] if before else after[0] if after else None
-                    expected = batch["key"][position] if taken is None else planned_keys[taken]
+                    expected = planned_keys[taken] if taken is not None else batch["key"][position]
+                    if taken is None and (near := in_shards_of(planned_keys, world) - bad_keys):
+                        assert expected in near
                     is_valid = False
                 truth = world.samples[number_of[expected]]
                 red, green, _ = batch["colour"][position].round().tolist()
@@ -169,7 +178,7 @@ def bad_samples(random: np.random.Generator, folder: Path) -> str:
                 assert int(red + 256 * green) == number_of[expected]
                 assert int(batch["label"][position]) == truth.label
                 assert bool(batch["valid"][position]) is is_valid, (key, planned_keys)
-        assert {sample.key for sample in loader.bad_samples} == {world.samples[number].key for number in bad}
+        assert {sample.key for sample in loader.bad_samples} == bad_keys
     if not bad:
         assert not quarantine.exists()
         return "no bad sample"
@@ -177,7 +186,7 @@ def bad_samples(random: np.random.Generator, folder: Path) -> str:
         line.split("\t")[1]
         for line in quarantine.read_text().splitlines()
         if "\t" in line and not line.startswith("#") and line.split("\t")[1] in number_of
-    ) == sorted(world.samples[number].key for number in bad)
+    ) == sorted(bad_keys)
     rest = contents(world.url, select=dp.Select(exclude=quarantine))
     assert Counter(key for key, _, _ in rest) == Counter(
         sample.key for number, sample in enumerate(world.samples) if number not in bad

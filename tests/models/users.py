@@ -113,6 +113,8 @@ def plan(random: np.random.Generator, folder: Path) -> str:
     assert sorted(whole.tolist()) == list(range(num))
     if not order.shuffle:
         assert whole.tolist() == list(range(num))
+    dealt = Batching(batch_size=batch_size, process=Rank(rank=0, world_size=world_size), last_batch_policy=policy)
+    assert {len(batches) for batches in ranks} == {made.num_steps(dealt)}
     rows = [int(number) for batches in zip(*ranks, strict=True) for step in batches for number in step.ordinals]
     valid = [
         int(number)

@@ -76,6 +76,7 @@ with dp.loader(sys.argv[1], graph, batch_size=16, device="cpu", decode=decode) a
 
 
 @pytest.mark.nightly
+@pytest.mark.fresh_interpreter
 def test_memory_of_batches_is_reused(tmp_path: Path) -> None:
     """32 batches of 100 kB photos, in a separate process, cause fewer than half the page faults of ``malloc``. An
     environment variable selects ``malloc``.
