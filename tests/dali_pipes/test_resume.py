@@ -150,6 +150,20 @@ def test_ranks_go_on_with_a_filter_factors_and_a_fixed_length(shards: Path, samp
     close([whole, *ranks, *again])
 
 
+def test_job_with_slices_goes_on_with_any_number_of_nodes(shards: Path, samples: list[Sample]) -> None:
+    """The rest of the epoch and the next one are those that the two nodes of the beginning read."""
+    shuffle = dp.Shuffle(window_bytes=50_000, slices=2)
+    jobs = open_ranks(shards, 2, 4, shuffle=shuffle)
+    read_steps(jobs, samples, 2)
+    state = jobs[0].state_dict()
+    rest = read_steps(jobs, samples) + read_steps(jobs, samples)
+    for num_nodes in (1, 4):
+        again = open_ranks(shards, num_nodes, 8 // num_nodes, state=state, shuffle=shuffle)
+        assert read_steps(again, samples) + read_steps(again, samples) == rest
+        close(again)
+    close(jobs)
+
+
 @pytest.mark.parametrize("taken", [4, 7])
 def test_loader_opened_with_a_state_fetches_first_what_its_first_batch_names(
     shards: Path, samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int

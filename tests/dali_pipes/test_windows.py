@@ -72,6 +72,33 @@ def test_each_sample_comes_once_whatever_the_window(
         loader.close()
 
 
+def test_each_node_fetches_only_its_slice(shards: Path, samples: list[Sample], tmp_path: Path) -> None:
+    """Two nodes with a cache each, two epochs in the order of the shards: together they fetch each byte once."""
+    caches = [tmp_path / "0", tmp_path / "1"]
+    for directory in caches:
+        directory.mkdir()
+    loaders = [
+        open_loader(
+            shards,
+            raw,
+            rank=node,
+            world_size=2,
+            shuffle=dp.Shuffle(enabled=False, slices=2),
+            last_batch_policy="DROP",
+            cache=dp.Cache(directory=directory),
+        )
+        for node, directory in enumerate(caches)
+    ]
+    for _ in range(2):
+        read_epoch(loaders, samples)
+    fetched = [loader.stats()["fetched_bytes"] for loader in loaders]
+    total = sum(path.stat().st_size for path in shards.iterdir() if path.name.endswith((".tar", ".index.safetensors")))
+    assert sum(fetched) == total
+    assert 0.4 * total < fetched[0] < 0.6 * total
+    for loader in loaders:
+        loader.close()
+
+
 def test_cache_never_takes_more_than_it_may(shards: Path, samples: list[Sample], cache_dir: Path) -> None:
     """A quarter of the data set: three epochs, the image's blocks watched."""
     total = 557_056

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
+from dali_pipes import opening
 from tests import loaders
 from tests.hostile_photos import large_png, pixels_of
 from tests.shards import Sample, image_bytes, make_samples, write_shards
@@ -40,6 +41,28 @@ def test_a_batch_of_too_many_pixels_is_named_and_the_next_one_comes(tmp_path: Pa
         assert next(loader)[0]["key"] == ["s00004", "s00005", "s00006", "s00007"]
     with open_loader(tmp_path, graph, budget=5 * PIXELS) as loader:
         assert len(list(loader)) == 2
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "num_ranks", "depth", "expected"),
+    [
+        (18 * 10**9, 1, 2, 2 * 10**9),  # two batches ahead and the one that is delivered, 3 bytes a pixel
+        (18 * 10**9, 4, 2, 5 * 10**8),
+        (18 * 10**9, 1, 5, 10**9),
+        (18 * 10**9, 100, 2, 89_478_485),  # one photo of max_pixels always fits
+        (10**15, 1, 2, 1 << 32),
+    ],
+)
+def test_default_follows_free_memory_ranks_and_depth(
+    small_shards: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, num_ranks: int, depth: int, expected: int
+) -> None:
+    monkeypatch.setattr(opening, "available_memory", lambda: free_bytes)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, str(num_ranks))
+    monkeypatch.setenv("RANK", "0")
+    decode = dp.Decode(queue_depth=depth, threads=1)
+    with loaders.open_loader(small_shards, rank=0, world_size=1, decode=decode) as loader:
+        assert loader.parts.decode._max_batch_pixels == expected
 
 
 PROGRAM = r"""

@@ -42,6 +42,7 @@ def test_eviction_takes_the_longest_unused_of_what_nobody_holds(directory: Path)
     assert two.states() == [State.READY, State.READY, State.EMPTY, State.EMPTY, State.READY, State.EMPTY]
     assert blocks(directory) == 6 * PAGE
     assert one.read(1) == bytes(PAGE)
+    assert one.take(2, 3).blocked == ""
     one.close()
     two.close()
 
@@ -59,7 +60,8 @@ def test_least_of_different_budgets_counts(directory: Path) -> None:
     assert blocks(directory) <= 3 * PAGE
     with pytest.raises(CacheError, match="may take 12288 bytes"):
         Member(directory, reserved=4, allowed=100, group=3)
-    small.close()
+    small.die()
+    assert large.cache.budget()[1] == 6 * PAGE
     large.close()
 
 

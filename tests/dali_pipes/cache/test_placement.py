@@ -171,7 +171,7 @@ def test_check_directory_refuses_what_cannot_hold_a_cache_file(tmp_path: Path) -
     (tmp_path / "file").touch()
     for name in ("not", "file"):
         with pytest.raises(CacheError, match=f"cache directory '.*/{name}' is not there; make it, or pass another"):
-            check_directory(tmp_path / name)
+            placed(tmp_path / name, reserved=0, total=0)
     with pytest.raises(
         CacheError, match=r"cannot make a cache file in '/proc/self'.*pass another cache=dali_pipes.Cache\(directory="
     ):

@@ -1,9 +1,9 @@
 """Loaders that share a cache, in one process and in several: each shard once a node, no deadlock, no byte too many."""
 
 import json
+import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -178,7 +178,9 @@ def test_train_and_validation_share_a_budget(
 @pytest.mark.nightly
 def test_ranks_that_are_killed_harm_nobody(tmp_path: Path, cache_dir: Path) -> None:
     """The short form of `tests.dali_pipes.kill_ranks`: five kills."""
-    counts = kill_rounds(tmp_path, cache_dir, rounds=5, seed=int(time.time()) % 1000)
+    seed = random.SystemRandom().randrange(1000)
+    print(f"kill_rounds with seed={seed}")  # pytest shows it if the test fails, wherever that is
+    counts = kill_rounds(tmp_path, cache_dir, rounds=5, seed=seed)
     assert counts.errors == []
     assert counts.kills == 5
     assert counts.epochs > 4

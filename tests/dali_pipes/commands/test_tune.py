@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import dali_pipes as dp
 from dali_pipes.cli import main
+from dali_pipes.commands import tune
 from dali_pipes.commands.tune import HW_DECODER_LOADS, search
 from dali_pipes.errors import DataError
 from dali_pipes.options import Decode
@@ -83,6 +85,22 @@ def test_search_finds_the_best_of_each_in_turn() -> None:
     assert found == Settings(num_threads=4, prefetch_queue_depth=2, hw_decoder_load=0.4)
     assert list(timed) == ["num_threads", "hw_decoder_load", "prefetch_queue_depth"]
     assert list(timed["hw_decoder_load"]) == list(HW_DECODER_LOADS)
+
+
+def test_search_ends_with_its_time_and_keeps_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run takes nine times as long as it should: two rounds of the first setting fit into the time."""
+    now_s = 0.0
+    monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    def rate(settings: Settings, seconds: float) -> float:
+        nonlocal now_s
+        now_s += 9 * seconds
+        return 100.0
+
+    found, timed = search(rate, cores=16, on_gpu=True, budget_s=90, show=False)
+    assert found == Settings(num_threads=1, prefetch_queue_depth=2)
+    assert list(timed) == ["num_threads"]
+    assert now_s == pytest.approx(90)
 
 
 def test_tune_command_writes_what_loaders_take(

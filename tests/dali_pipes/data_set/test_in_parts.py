@@ -78,6 +78,7 @@ def test_parts_of_a_mixture_have_the_components_of_all(
     data_set = DataSet(find(Mixture({"texts": texts, "photos": shards, "new": tmp_path})))
     monkeypatch.setattr(sample_columns, "SAMPLES_AT_A_TIME", 4)
     assert joined(data_set) == content(data_set.columns())
+    assert joined(data_set)["has jpg"] == [False] * 6 + [True] * 35 + [False]
 
 
 def test_where_never_sees_an_empty_part(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A batch that waits long for its shards says why, once, and leaves the word to those who know more."""
+"""A batch that waits long for its shards says why in one line; not if the log says already that a cluster is away."""
 
 import logging
 import threading

@@ -4,7 +4,9 @@ import contextlib
 import itertools
 import logging
 import socket
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,16 +69,18 @@ def test_retry_after_is_honoured(store: AisStore, monkeypatch: pytest.MonkeyPatc
     assert sum(paused_s) == pytest.approx(59)
 
 
-def test_faults_without_end_are_given_up(store: AisStore) -> None:
-    """With attempts, time and the last cause."""
+def test_faults_without_end_are_given_up(store: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With attempts, time and the last cause. The patience's time passes by 20 ms with each fault."""
     with faulty(store.endpoint, rate=1, kinds=["503"]) as proxy:
+        clock = SimpleNamespace(monotonic=lambda: 0.02 * proxy.faults["503"], sleep=time.sleep)
+        monkeypatch.setattr("dali_pipes.store.patience.time", clock)
         text = (
             r"'ais://.*/a/x.tar' at http://.*: given up after \d+ attempts in \d+\.\d s \(patience: 0.2 s without "
             r"progress\), the last one: 503 made by the .*; try later"
         )
         with pytest.raises(StoreError, match=text):
             fetch_through(proxy, store, patience=Patience(patience_s=0.2, longest_pause_s=0.02, advice="try later"))
-        assert proxy.faults["503"] > 6
+        assert proxy.faults["503"] == 11
 
 
 def test_faults_with_progress_are_bounded_too(store: AisStore) -> None:

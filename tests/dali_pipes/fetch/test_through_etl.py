@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import re
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,17 +214,17 @@ def test_an_etl_that_is_stopped_is_waited_for_a_while(bucket: AisStore) -> None:
     ):
         fetch_first(bucket, made, etl="comes-goes")
     stop_etl(bucket, "comes-goes")
-    later = threading.Timer(0.05, start_etl, (bucket, "comes-goes"), {"transform": f"{TRANSFORMS}:as_told"})
-    later.start()
-    fetch_first(bucket, made, etl="comes-goes", patience_s=60.0)
-    later.join()
+    start = functools.cache(partial(start_etl, bucket, "comes-goes", transform=f"{TRANSFORMS}:as_told"))
+    fetch_first(bucket, made, etl="comes-goes", patience_s=60.0, on_retry=start)
     stop_etl(bucket, "comes-goes")
 
 
-def fetch_first(store: AisStore, made: Manifest, *, etl: str, patience_s: float = 0.3) -> None:
+def fetch_first(
+    store: AisStore, made: Manifest, *, etl: str, patience_s: float = 0.3, on_retry: Callable[[], None] | None = None
+) -> None:
     """Fetch the first shard, and expect what the manifest says."""
     place = Place(int(made.shard_bytes[0]))
-    with use_patience(Patience(patience_s=patience_s, longest_pause_s=0.02)):
+    with use_patience(Patience(patience_s=patience_s, longest_pause_s=0.02, on_retry=on_retry)):
         fetcher = TransformedStore(AisStore(store.endpoint, store.bucket), etl).open_fetcher()
     with contextlib.closing(fetcher):
         assert fetcher.fetch([Wanted(made.names[0], place.extent, int(made.checksums[0]))], stopped=lambda: False)

@@ -47,7 +47,8 @@ def test_jpeg_with_other_segments_before_its_frame() -> None:
         (b"P5\n#" + b"x" * 300 + b"\n3 4\n255\n", (4, 3)),
         (b"P7\nWIDTH 3\n", None),  # PAM, which DALI does not decode
         (b"P5 3 x", (0, 0)),
-        (b"P5 99999999999 4 255\n", (0, 0)),
+        (b"P5 2147483647 4 255\n", (4, 2147483647)),
+        (b"P5 2147483648 4 255\n", (0, 0)),
     ],
 )
 def test_pnm(header: bytes, size: tuple[int, int] | None) -> None:

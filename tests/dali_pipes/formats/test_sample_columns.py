@@ -142,6 +142,12 @@ def test_column_file_that_says_what_cannot_be_is_refused(changes: dict[str, Any]
         read_column_file(data, manifest=manifest)
 
 
+def test_column_file_whose_header_would_fill_the_memory_is_refused() -> None:
+    """A terabyte, by its first eight bytes; nothing else is read."""
+    with pytest.raises(DataError, match=r"found something else \(a header of 1099511627776 bytes\)"):
+        read_column_file((1 << 40).to_bytes(8, "little") + bytes(1 << 20), manifest=manifest_of([3]))
+
+
 def test_column_file_of_another_kind_or_version_is_refused(small_shards: Path) -> None:
     manifest = find_manifest(resolve_shards(small_shards, endpoint=None))
     with pytest.raises(DataError, match="expected a dali-pipes column file, version 3, found a dali-pipes man"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dali_pipes.order.inputs import OrderInputs
 from dali_pipes.order.passes import cut_windows, reserved_bytes
 from dali_pipes.order.plan import Batching, Plan
+from dali_pipes.order.randomness import Stream
 from dali_pipes.order.selection import Selection
 from dali_pipes.processes.ranks import Rank
 
@@ -286,6 +287,29 @@ def test_what_is_reserved_is_enough_for_every_epoch(
     assert reserved <= case.extents.sum()
     for epoch in range(5):
         assert case.plan(epoch=epoch).bytes_at_a_time(case.extents, batching) <= reserved
+
+
+def test_two_windows_are_reserved_or_all_shards_that_a_step_spans() -> None:
+    """Windows of two shards. Of shards with one sample, a step of 20 begins in one window and ends in the 11th."""
+    shard_bytes, extents, order = np.full(100, 50), np.full(100, 60), OrderInputs(shuffle_window=100)
+    for num_samples, step, expected in ((100, 20, 4), (1, 20, 22), (1, 4, 6)):
+        samples = np.full(100, num_samples)
+        plan = Plan(shard_bytes=shard_bytes, shard_samples=samples, order=order)
+        assert plan.bytes_at_a_time(extents, dealt(step)) == 60 * expected
+        reserved = reserved_bytes(extents, shard_bytes, samples, order=order, global_batch_size=step)
+        assert reserved == 60 * expected
+
+
+def test_equal_random_words_keep_the_order_of_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hardly ever two are equal. Here half of all are: shards, samples, and those of a class that come once more."""
+    monkeypatch.setattr(Stream, "words", lambda self, values, **options: np.asarray(values).astype(np.uint64) % 2)
+    samples = np.full(100, 10)
+    plan = Plan(shard_bytes=samples, shard_samples=samples, order=OrderInputs())
+    listed = [10 * shard + place for shard in [*range(0, 100, 2), *range(1, 100, 2)] for place in range(10)]
+    assert order_of(plan) == sorted(listed, key=lambda ordinal: ordinal % 2)
+    copies = Selection(8, labels=np.zeros(8, np.int64), oversample={0: 1.25}).part(0, 8).copies(0, 0)
+    assert copies is not None
+    assert copies.tolist() == [2, 1, 2, 1, 1, 1, 1, 1]
 
 
 def test_a_shard_of_which_nothing_is_left_is_in_no_window() -> None:

@@ -63,6 +63,10 @@ def test_photo_on_a_limit_is_in_the_wider_bucket() -> None:
     assert of.of(np.array([200, 201, 100, 100]), np.array([100, 100, 200, 201])).tolist() == [1, 2, 0, 0]
 
 
+def test_shape_at_the_largest_aspect_is_one() -> None:
+    assert buckets(area=2 * 64 * 64, step=64, max_aspect=2).shapes.tolist() == [[64, 128], [64, 64], [128, 64]]
+
+
 def test_photo_without_a_size_is_square() -> None:
     of = buckets(area=64 * 64, step=16)
     assert of.shapes[of.of(np.array([0, 0, 9]), np.array([0, 9, 0]))].tolist() == [[64, 64]] * 3

@@ -57,7 +57,7 @@ def test_store_creates_an_object_once(store: Store) -> None:
 
 
 def test_of_many_writers_one_creates_the_object(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are told: by the result, or in a bucket by an error, while another's claim is there."""
+    """The others are told. AIStore has no conditional writes: all may get an error there, and then a later one wins."""
     monkeypatch.setattr(listing, "LONGEST_PAUSE_S", 0.02)
     begin = threading.Barrier(8)
 
@@ -69,7 +69,7 @@ def test_of_many_writers_one_creates_the_object(store: Store, monkeypatch: pytes
 
     with ThreadPoolExecutor(8) as threads:
         created = list(threads.map(write, range(8)))
-    assert sum(created) <= 1
+    assert sum(created) == 1 or (isinstance(store, AisStore) and not any(created))
     if any(created):
         assert store.read("new") == b"%d" % created.index(True)
     else:

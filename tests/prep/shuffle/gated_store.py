@@ -19,8 +19,7 @@ class GatedStore(LocalStore):
         self.held, self.gate = held, gate
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
-        """As of a directory, but late, and after half of the object."""
-
+        """Write as a directory does; the held object stops after half of its bytes until the gate is open."""
         self._note(name)
 
         def gated() -> Iterable[memoryview]:
@@ -32,7 +31,7 @@ class GatedStore(LocalStore):
         super().write_stream(name, gated, num_bytes=num_bytes)
 
     def write(self, name: str, data: bytes) -> None:
-        """As of a directory, but late."""
+        """Write as a directory does; the held object is begun only when the gate is open."""
         self._note(name)
         self._wait(name)
         super().write(name, data)
