@@ -9,26 +9,6 @@ from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.sample_columns import ColumnRanges, SampleColumns, read_columns
 from dali_pipes.formats.shard_index import PhotoColumns, ShardIndex
 
-SHARD_SAMPLES = 1000
-# Photos of 90 to 130 KB: shards of some 110 MB, as AIStore and WebDataset recommend.
-MIN_SHARD_BYTES, MAX_SHARD_BYTES = 90 << 20, 130 << 20
-INDEX_BYTES = 60_000
-
-
-def simulated_manifest(num_shards: int) -> Manifest:
-    """A manifest of shards that do not exist: 1,000 samples and 90 to 130 MiB in each; a function of the number."""
-    draw = np.random.default_rng(num_shards)
-    return Manifest(
-        names=[f"simulated-{shard:08d}.tar" for shard in range(num_shards)],
-        # Tars are padded to 10,240 bytes.
-        shard_bytes=draw.integers(MIN_SHARD_BYTES, MAX_SHARD_BYTES, num_shards) // 10_240 * 10_240,
-        checksums=draw.integers(0, 2**64, num_shards, np.uint64),
-        samples=np.full(num_shards, SHARD_SAMPLES, np.int64),
-        index_bytes=np.full(num_shards, INDEX_BYTES, np.int64),
-        index_checksums=draw.integers(0, 2**64, num_shards, np.uint64),
-        components={"cls": SHARD_SAMPLES * num_shards, "jpg": SHARD_SAMPLES * num_shards},
-    )
-
 
 def manifest_of(samples: list[int], /, **fields: Any) -> Manifest:
     """A manifest of shards ``s-0.tar``, ``s-1.tar``, ... with these numbers of samples, which are all other numbers."""

@@ -41,14 +41,11 @@ def samples() -> list[Sample]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def fork_server() -> None:
-    """Start the server of workers and ranks as a run does; one that a loader starts has fewer libraries loaded.
+def server_of_workers() -> None:
+    """Start the server of workers and ranks as a run does: its processes have DALI, each turn imports nothing."""
+    from bench.engine.turn_process import fork_server
 
-    Each rank of each turn would then import DALI again.
-    """
-    from bench.engine.turn_process import fork_server as start
-
-    start()
+    fork_server()
 
 
 @pytest.fixture
@@ -77,7 +74,7 @@ def memory_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+def pets(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
     """22 samples in three indexed shards."""
     directory = tmp_path_factory.mktemp("pets")
     for shard in range(NUM_SHARDS):
@@ -88,12 +85,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
 
 
 @pytest.fixture(scope="session")
-def bucket(shards: ShardSet, node: str) -> ShardSet:
+def bucket_shards(pets: ShardSet, node: str) -> ShardSet:
     """The same shards in a bucket of the node."""
     store = AisStore(node, "pets")
     store.create()
-    for name in shards.names:
-        store.upload(name, Path(shards.store.locate(name)))
+    for name in pets.names:
+        store.upload(name, Path(pets.store.locate(name)))
     found = resolve_shards("ais://pets/pets-", endpoint=node)
     index_shards(found)
     return found

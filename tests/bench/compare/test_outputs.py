@@ -24,8 +24,8 @@ KEY = "animals/pet_003"
 
 
 @pytest.fixture(scope="module")
-def reference(shards: ShardSet, options: LoaderOptions) -> Iterator[Reference]:
-    with Reference.open(shards, options=options) as opened:
+def reference(pets: ShardSet, options: LoaderOptions) -> Iterator[Reference]:
+    with Reference.open(pets, options=options) as opened:
         yield opened
 
 
@@ -134,20 +134,9 @@ def test_compare_loader_of_nothing_is_counted(epoch: list[BenchBatch], reference
         compare_epoch(other[1:], reference, loader="synthetic", tolerance=SAME_PIXELS, gives=frozenset())
 
 
-def test_reference_of_shards_that_cannot_be_compared_is_refused(
-    shards: ShardSet, tmp_path: Path, options: LoaderOptions
-) -> None:
-    """A key in two shards is an error. Issue 3: a file that is no tar and a truncated tar give errors with the name."""
-    whole = Path(shards.store.locate(shards.names[0])).read_bytes()
-    for data, message in (
-        ({"a-0.tar": b"no tar" * 500}, r"shard '.*/a-0\.tar' is "),
-        ({"a-0.tar": whole[:5000]}, r"shard '.*/a-0\.tar' is "),
-        ({"a-0.tar": whole, "a-1.tar": whole}, "key 'animals/pet_000' comes twice"),
-    ):
-        for name, content in data.items():
-            (tmp_path / name).write_bytes(content)
-        with (
-            pytest.raises(DataError, match=message),
-            Reference.open(resolve_shards(tmp_path, endpoint=None), options=options),
-        ):
-            pass
+def test_reference_of_a_key_in_two_shards_is_refused(pets: ShardSet, tmp_path: Path, options: LoaderOptions) -> None:
+    for name in ("a-0.tar", "a-1.tar"):
+        (tmp_path / name).write_bytes(Path(pets.store.locate(pets.names[0])).read_bytes())
+    found = resolve_shards(tmp_path, endpoint=None)
+    with pytest.raises(DataError, match="key 'animals/pet_000' comes twice"), Reference.open(found, options=options):
+        pass

@@ -2,21 +2,18 @@
 
 import contextlib
 import errno
-import io
 import json
 import multiprocessing
 import re
 import signal
 import threading
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
 from bench.cli import bench as bench_command
 from bench.compare.outputs import OutputError
@@ -24,33 +21,13 @@ from bench.compare.run import LoaderScenario
 from bench.compare.settings import TurnSetting
 from bench.compare.turn import Drawn, LoaderTurn, RankTurn, TimedEpoch, TurnJob, run_turn
 from bench.engine.scenario import run_scenario
-from bench.loaders.encoded import samples_of
 from bench.loaders.protocol import ALL_PARTS, BenchBatch, LoaderOptions
 from bench.loaders.registry import LoaderSpec, open_loader
 from bench.reports.record import read_run
-from bench.tools.repeat import repeat_shards
 from dali_pipes.cli import main
 from dali_pipes.errors import PipesError, StoreError
 from dali_pipes.store.shard_set import ShardSet
-from prep.index import index_shards
 from tests.bench.conftest import CROP, invoke, with_wrong_label
-
-FIGURES = (
-    "samples_per_s",
-    "mib_per_s",
-    "cpu_ms_per_sample",
-    "time_to_first_batch_s",
-    "batch_p50_ms",
-    "batch_p99_ms",
-    "batch_max_ms",
-    "wait_share",
-    "peak_memory_mib",
-    "loader_memory_mib",
-    "memory_mib_per_sample",
-    "shared_memory_mib",
-    "first_epoch_s",
-)
-"""What every turn has; the others depend on the setting."""
 
 TINY = ["--batch-size", "5", "--num-threads", "2", "--crop", "64", "--device", "cpu"]
 
@@ -85,20 +62,14 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[TurnJob]:
     return jobs
 
 
-def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -> None:
-    """The command compares, times, prints a table and writes JSON with every promised field."""
+def test_run_writes_a_record_for_each_loader(pets: ShardSet, tmp_path: Path) -> None:
+    """The command compares, times, and writes a record that `bench report` shows as the command did."""
     out = tmp_path / "run.json"
-    arguments = ["run", "--shards", shards.store.url, "--loaders", "dali,webloader:turbo", "--repeats", "1"]
+    arguments = ["run", "--shards", pets.store.url, "--loaders", "dali,webloader:turbo", "--repeats", "1"]
     done = invoke(*arguments, "--epochs", "2", *TINY, "--json", out)
-
-    table = done.stdout.splitlines()
-    assert [table[line].split("  ")[0] for line in (0, 2, 3)] == ["loader", "dali", "webloader (turbo)"]
     report = json.loads(out.read_text())
     assert (report["format"], report["version"]) == ("dali-pipes-bench-run", 2)
     assert report["baseline"] == "webloader:turbo"
-    assert report["environment"]["versions"]["torch"] == version("torch").partition("+")[0]
-    assert report["options"]["repeats"] == 1
-    assert report["options"]["source"] == "local files"
     assert [data["num_samples"] for data in report["data"]] == [22]
     assert 0 < report["data"][0]["needed_bytes"] < report["data"][0]["shard_bytes"]
     assert [(row["loader"], row["decode"]) for row in report["records"]] == [("dali", "dali"), ("webloader", "turbo")]
@@ -108,8 +79,7 @@ def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -
         assert row["outputs"]["num_samples"] == 22
         assert row["outputs"]["max_photo_difference"] <= 1e-6
         (repeat,) = row["repeats"]
-        for figure in FIGURES:
-            assert repeat["figures"][figure] >= 0
+        assert all(figure >= 0 for figure in repeat["figures"].values() if figure is not None)
         assert repeat["figures"]["fetched_ratio"] is None, "local files come from no server"
         assert repeat["figures"]["accelerator_utilisation"] is None, "no step was emulated"
         assert repeat["figures"]["peak_memory_mib"] >= repeat["figures"]["loader_memory_mib"]
@@ -117,7 +87,7 @@ def test_run_writes_a_record_for_each_loader(shards: ShardSet, tmp_path: Path) -
 
 
 def test_run_indexes_shards_without_an_index_once_for_all(
-    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pets: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All our loaders use one index, no loader makes its own, and nothing is written beside the shards."""
     folders: set[Path] = set()
@@ -128,23 +98,21 @@ def test_run_indexes_shards_without_an_index_once_for_all(
         return made_up_turn(job)
 
     monkeypatch.setattr("bench.compare.run.run_turn", turn)
-    for name in shards.names:
-        (tmp_path / name).write_bytes(Path(shards.store.locate(name)).read_bytes())
+    for name in pets.names:
+        (tmp_path / name).write_bytes(Path(pets.store.locate(name)).read_bytes())
     done = invoke("run", "--shards", tmp_path, "--loaders", "dali,memory,synthetic", "--repeats", 1, *TINY)
     assert len(folders - {tmp_path}) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(shards.names)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(pets.names)
     assert "no manifest beside the shards" not in done.stderr + caplog.text
 
 
-def test_sweep_in_ranks_from_afar_counts_and_waits(shards: ShardSet, tmp_path: Path) -> None:
+def test_sweep_in_ranks_from_afar_counts_and_waits(pets: ShardSet, tmp_path: Path) -> None:
     """Two ranks, cold, a bucket a millisecond away, an emulated step: every figure is there, and each sample once."""
     out = tmp_path / "sweep.json"
-    arguments = ["sweep", "--shards", shards.store.url, "--loaders", "dali", "--repeats", "1", *TINY]
+    arguments = ["sweep", "--shards", pets.store.url, "--loaders", "dali", "--repeats", "1", *TINY]
     arguments += ["--num-threads", "1", "--over", "ranks=1,2", "--over", "cache=cold", "--latency-ms", "1"]
     arguments += ["--compute-ms", "2", "--num-shards", "4", "--photo-side", "40", "--json", str(out)]
-    done = invoke(*arguments)
-
-    assert done.stdout.startswith("ranks  loader")
+    invoke(*arguments)
     report = json.loads(out.read_text())
     assert [(row["setting"]["ranks"], row["loader"]) for row in report["records"]] == [(1, "dali"), (2, "dali")]
     for row in report["records"]:
@@ -159,42 +127,26 @@ def test_sweep_in_ranks_from_afar_counts_and_waits(shards: ShardSet, tmp_path: P
         assert row["outputs"]["num_samples"] == 22
 
 
-def test_run_bad_options_are_refused_first(shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bad options are refused before anything is compared or timed. Issue 3: so is a record that cannot be written."""
+def test_run_bad_options_are_refused_first(pets: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compared or timed whose figures would mislead, or whose record could not be written."""
     monkeypatch.setattr("bench.compare.run.compare_outputs", never)
     monkeypatch.setattr("bench.compare.run.fork_server", never)
     for arguments, message in (
-        (
-            ["run", "--baseline", "memory", "--loaders", "dali"],
-            "baseline must be one of the loaders, dali, got 'memory'",
-        ),
-        (["run", "--loaders", "dali,dali"], "loaders must not repeat"),
         (["run", "--ranks", "4"], "each rank needs a shard, got ranks=4 with 3 shards; .*--num-shards 4"),
-        (["run", "--ranks", "65", "--num-shards", "70"], "ranks must be at most 64, got 65"),
         (["run", "--direct", "--latency-ms", "1"], "--direct and a latency exclude each other: the gateway"),
-        (["run", "--samples", "5", "--num-shards", "6"], "6 shards need as many samples, got --samples 5"),
-        (["run", "--work", str(tmp_path / "none")], "--work '.*none': no such directory"),
-        (["run", "--work", "/proc/self"], "--work '/proc/self': cannot be written: .*; name another directory"),
         (["run", "--json", str(tmp_path)], f"--json '{tmp_path}': expected a file, found a directory"),
         (["run", "--json", str(tmp_path / "none" / "run.json")], "--json '.*none/run.json': no such directory"),
         (["run", "--json", "/proc/self/run.json"], "--json '/proc/self/run.json': cannot be written"),  # nor by root
-        (["sweep", "--over", "threads"], "--over: threads expects numbers separated by commas, got ''"),
-        (["sweep", "--over", "speed=1"], "--over expects .* NAME one of threads, ranks, .*, got 'speed=1'"),
-        (["sweep", "--over", "threads=1,x"], "--over: threads expects numbers separated by commas, got '1,x'"),
         (["sweep", "--over", "threads=1,1"], "--over: name threads once, and each of its values once"),
-        (["sweep", "--over", "threads=1", "--over", "num-threads=2"], "--over: name threads once"),
-        (["sweep", "--over", "cache=hot"], "cache must be one of warm, cold, got 'hot'"),
-        (["sweep", "--over", "latency-ms=-1"], r"latency_ms must be in \[0, 60000\), got -1"),
-        (["sweep", "--over", "threads=0"], "threads must be at least 1, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            invoke(*arguments, "--shards", shards.store.url)
+            invoke(*arguments, "--shards", pets.store.url)
 
 
 def test_run_prints_the_table_even_if_the_disk_fills_up(
-    turns: list[TurnJob], shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    turns: list[TurnJob], pets: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 3: minutes of timing are on the terminal, and an earlier record is still there, whole."""
+    """The terminal shows the minutes of timing, and the earlier record is still whole."""
     out = tmp_path / "run.json"
     out.write_text("earlier")
 
@@ -206,7 +158,7 @@ def test_run_prints_the_table_even_if_the_disk_fills_up(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", full)
-    arguments = ["run", "--shards", shards.store.url, "--loaders", "memory", "--repeats", "1"]
+    arguments = ["run", "--shards", pets.store.url, "--loaders", "memory", "--repeats", "1"]
     arguments += ["--crop", "8", "--device", "cpu", "--json", str(out)]
     done = CliRunner().invoke(bench_command, arguments)
     assert done.stdout.splitlines()[2].startswith("memory")
@@ -224,14 +176,14 @@ def test_run_prints_the_table_even_if_the_disk_fills_up(
     ],
 )
 def test_run_that_is_stopped_keeps_its_whole_rounds(
-    shards: ShardSet,
+    pets: ShardSet,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     error: BaseException,
     code: int,
 ) -> None:
-    """In the third round, whose first turn is through: two are written, said to be two, shown and compared."""
+    """The command is stopped in its third round, after one turn: the record holds two rounds and can be compared."""
     made = 0
 
     def stopped(job: TurnJob, **keywords: object) -> LoaderTurn:
@@ -243,22 +195,19 @@ def test_run_that_is_stopped_keeps_its_whole_rounds(
 
     monkeypatch.setattr("bench.compare.run.run_turn", stopped)
     out = tmp_path / "run.json"
-    arguments = ["bench", "run", "--shards", shards.store.url, "--loaders", "memory,dali", "--repeats", "3", *TINY]
+    arguments = ["bench", "run", "--shards", pets.store.url, "--loaders", "memory,dali", "--repeats", "3", *TINY]
     with contextlib.suppress(SystemExit):
         assert main([*arguments, "--json", str(out)]) == code
     told = capfd.readouterr()
     assert f"kept: 2 whole rounds, in '{out}'" in told.err
-    assert "stopped in round 3 of 3, loader '" in told.err
-    assert "Stopped after 2 of 3 rounds, in round 3 of 3, loader '" in told.out
     found = read_run(out)
     assert (found["complete"], found["num_rounds"]) == (False, 2)
     assert [len(row["repeats"]) for row in found["records"]] == [2, 2]
     assert main(["bench", "compare", str(out), str(out)]) == 0
-    assert "after: stopped after 2 of 3 rounds" in capfd.readouterr().out
 
 
 def test_run_wrong_loader_is_found_before_anything_is_timed(
-    shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
+    pets: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loader with one wrong label stops the run; no clock was started."""
 
@@ -268,12 +217,12 @@ def test_run_wrong_loader_is_found_before_anything_is_timed(
     monkeypatch.setattr("bench.compare.outputs.open_loader", wrong)
     monkeypatch.setattr("bench.compare.run.run_turn", never)
     with pytest.raises(OutputError, match=r"loader 'webloader:pil', key 'animals/pet_007': label differs: .* found 99"):
-        run_scenario(LoaderScenario(shards=shards, loaders=[LoaderSpec(name="webloader")], options=options))
+        run_scenario(LoaderScenario(shards=pets, loaders=[LoaderSpec(name="webloader")], options=options))
 
 
 @pytest.mark.parametrize("when", ["compared", "timed"])
 def test_run_goes_on_without_a_peer_that_fails(
-    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], when: str
+    pets: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], when: str
 ) -> None:
     """The others are compared and timed; table, record and exit code name the peer and its error."""
 
@@ -290,7 +239,7 @@ def test_run_goes_on_without_a_peer_that_fails(
     monkeypatch.setattr("bench.compare.outputs.open_loader", opened)
     monkeypatch.setattr("bench.compare.run.run_turn", turn)
     out = tmp_path / "run.json"
-    arguments = ["bench", "run", "--shards", shards.store.url, "--loaders", "webloader,memory", "--repeats", "2", *TINY]
+    arguments = ["bench", "run", "--shards", pets.store.url, "--loaders", "webloader,memory", "--repeats", "2", *TINY]
     assert main([*arguments, "--json", str(out)]) == 1
     told = capfd.readouterr()
     assert "failed, and left out of the table: 'webloader:pil'" in told.err
@@ -302,9 +251,9 @@ def test_run_goes_on_without_a_peer_that_fails(
 
 
 def test_run_loader_that_hangs_in_the_comparison_is_ended(
-    shards: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
+    pets: ShardSet, options: LoaderOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a broken loader hangs first: before any turn, in the command's own process."""
+    """A broken loader hangs first in the command's own process, before any turn."""
 
     def epoch() -> Iterator[BenchBatch]:
         assert signal.getitimer(signal.ITIMER_REAL)[0] <= 0.2, "pytest's own would end it later"
@@ -319,15 +268,15 @@ def test_run_loader_that_hangs_in_the_comparison_is_ended(
     handler = signal.getsignal(signal.SIGALRM)
     expected = r"the outputs of loader 'spdl:pil' \(threads .*, batch 5, .*\) were not compared within 0.2 s: it hangs"
     with pytest.raises(PipesError, match=expected):
-        run_scenario(LoaderScenario(shards=shards, loaders=[LoaderSpec(name="spdl")], options=options, timeout_s=0.2))
+        run_scenario(LoaderScenario(shards=pets, loaders=[LoaderSpec(name="spdl")], options=options, timeout_s=0.2))
     assert signal.getsignal(signal.SIGALRM) == handler, "it is pytest's again"
 
 
-def test_turn_says_what_went_wrong_in_a_rank(shards: ShardSet, options: LoaderOptions) -> None:
+def test_turn_says_what_went_wrong_in_a_rank(pets: ShardSet, options: LoaderOptions) -> None:
     """An error of a rank, here a missing shard, is raised unchanged. No process is left."""
     missing = TurnJob(
         spec=LoaderSpec(name="dali"),
-        urls=(shards.store.locate("none-000000.tar"),),
+        urls=(pets.store.locate("none-000000.tar"),),
         prepared=(None,),
         options=options,
         setting=TurnSetting(batch_size=5, crop=CROP, threads=1),
@@ -338,21 +287,3 @@ def test_turn_says_what_went_wrong_in_a_rank(shards: ShardSet, options: LoaderOp
     with pytest.raises(PipesError, match=r"did not come to 'open' within 0.001 s .*: raise --timeout-s"):
         run_turn(missing, timeout_s=0.001)
     assert not [child for child in multiprocessing.active_children() if child.name == "bench-turn"]
-
-
-def test_repeat_shards_gives_unique_keys_and_the_same_bytes(shards: ShardSet, tmp_path: Path) -> None:
-    """22 samples become 50 samples, or seven shards of three or four samples with small photos."""
-    repeated = repeat_shards(shards, num_samples=50, directory=tmp_path)
-    assert len(repeated.names) == len(shards.names)
-    given = {sample["__key__"]: sample for _, sample in samples_of(shards)}
-    found = {sample.pop("__key__"): sample for _, sample in samples_of(repeated)}
-    assert len(found) == 50
-    for key, sample in found.items():
-        assert given[key.partition("/")[2]] == {"__key__": key.partition("/")[2], **sample}
-    (tmp_path / "small").mkdir()
-    repeated = repeat_shards(shards, directory=tmp_path / "small", num_shards=7, photo_side=40)
-    assert index_shards(repeated).samples.tolist() == [3, 3, 3, 3, 3, 3, 4]
-    for _, sample in samples_of(repeated):
-        photo, mask = (Image.open(io.BytesIO(sample[name])) for name in ("image.jpg", "trimap.png"))
-        assert max(photo.size) == 40
-        assert photo.size == mask.size

@@ -1,4 +1,4 @@
-"""Test that a scenario goes on with its record after whatever ended its process."""
+"""A scenario goes on with its record, no matter what ended its process."""
 
 import dataclasses
 import os
@@ -16,7 +16,7 @@ from bench.gpu.scenario import GpuScenario, is_done, run_kept, take_scenario
 from bench.gpu.workload import Workload
 from bench.reports.record import read_record, write_record
 from dali_pipes.errors import DataError, PipesError
-from dali_pipes.store.shard_set import ShardSet
+from tests.bench.gpu.conftest import planned
 from tests.programs import wait_until
 
 
@@ -30,11 +30,6 @@ class Dying(GpuScenario):
         return super().measure(made, subject, number)
 
 
-def planned(name: str, workload: Workload, *, of: type[GpuScenario] = GpuScenario, **change: Any) -> GpuScenario:
-    options = {"num_threads": 1, "batch_size": 4, "seconds": 0.001, "warm_up_s": 0.0, "repeats": 2}
-    return of(name=name, workload=workload, device="cpu", **{**options, **change})
-
-
 def test_a_point_that_ends_its_process_has_failed(workload: Workload, tmp_path: Path) -> None:
     """Another process goes on with the record, and takes the turns of the other points; nobody watches."""
     report = take_scenario(planned("roi", workload, of=Dying), tmp_path / "record.json")
@@ -42,13 +37,6 @@ def test_a_point_that_ends_its_process_has_failed(workload: Workload, tmp_path: 
     assert report["errors"]["window only, base"].startswith("the process ended in this turn: scenario 'roi' ended with")
     assert [(record["loader"], len(record["repeats"])) for record in report["records"]] == [("whole, then window", 2)]
     assert report == read_record(tmp_path / "record.json")
-
-
-def test_a_scenario_that_cannot_begin_is_an_error(shards: ShardSet, tmp_path: Path) -> None:
-    without = Workload(shards, photo="none.jpg", mask="trimap.png", num_photos=10, directory=tmp_path, is_drawn=True)
-    with pytest.raises(DataError, match=r"holds no JPEG named 'none.jpg'"):
-        take_scenario(planned("decode", without), tmp_path / "record.json")
-    assert not (tmp_path / "record.json").exists()
 
 
 def test_what_is_late_or_was_lost_is_taken_later_and_nothing_else(workload: Workload, tmp_path: Path) -> None:

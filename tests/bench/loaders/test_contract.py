@@ -9,10 +9,10 @@ import pytest
 
 from bench.compare.outputs import Reference, compare_epoch, tolerance_of
 from bench.loaders.protocol import BenchBatch, LoaderOptions
-from bench.loaders.registry import LOADERS, LoaderSpec, available_loaders, open_loader
+from bench.loaders.registry import LOADERS, LoaderSpec, open_loader
 from bench.loaders.workers import fitting_batch_size
-from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
+from tests.bench.conftest import loader_cases
 from tests.programs import start_python, wait_until
 
 ALWAYS = ("dali", "memory", "webloader", "dali-external")
@@ -20,31 +20,26 @@ ALWAYS = ("dali", "memory", "webloader", "dali-external")
 
 
 @pytest.fixture(scope="module")
-def references(shards: ShardSet, bucket: ShardSet, options: LoaderOptions) -> Iterator[dict[str, Reference]]:
-    with Reference.open(shards, options=options) as local, Reference.open(bucket, options=options) as remote:
+def references(pets: ShardSet, bucket_shards: ShardSet, options: LoaderOptions) -> Iterator[dict[str, Reference]]:
+    with Reference.open(pets, options=options) as local, Reference.open(bucket_shards, options=options) as remote:
         yield {"local": local, "bucket": remote}
 
 
 def _cases() -> Iterator[Any]:
     """Each loader with each of its decoders on local shards, and on a bucket with one."""
-    reasons = available_loaders()
-    for name, entry in LOADERS.items():
-        marks = [] if name in ALWAYS else [pytest.mark.nightly]
-        marks += [] if reasons[name] is None else [pytest.mark.skip(reason=str(reasons[name]))]
-        specs = [LoaderSpec(name=name, decode=decode) for decode in entry.decodes or (None,)]
-        if {"local", "converted"} & set(entry.source):
-            for spec in specs:
-                yield pytest.param(spec, "local", id=f"{spec}-local", marks=marks)
-        if "ais" in entry.source:
-            yield pytest.param(specs[0], "bucket", id=f"{specs[0]}-bucket", marks=marks)
+    for place, sources in (("local", ("local", "converted")), ("bucket", ("ais",))):
+        for case in loader_cases(*sources, always=ALWAYS):
+            (spec,) = case.values
+            if place == "local" or spec.decode in (None, *LOADERS[spec.name].decodes[:1]):
+                yield pytest.param(spec, place, id=f"{case.id}-{place}", marks=case.marks)
 
 
 @pytest.mark.parametrize(("spec", "place"), list(_cases()))
 def test_loader_keeps_the_contract(
     spec: LoaderSpec,
     place: str,
-    shards: ShardSet,
-    bucket: ShardSet,
+    pets: ShardSet,
+    bucket_shards: ShardSet,
     options: LoaderOptions,
     references: dict[str, Reference],
     keys: set[str],
@@ -58,7 +53,7 @@ def test_loader_keeps_the_contract(
     before = set(_workers())
     sizes: list[int] = []
     epochs: list[list[str]] = []
-    with open_loader(spec.name, bucket if place == "bucket" else shards, options=spec.apply(options)) as loader:
+    with open_loader(spec.name, bucket_shards if place == "bucket" else pets, options=spec.apply(options)) as loader:
 
         def seen(epoch: Iterator[BenchBatch]) -> Iterator[BenchBatch]:
             epochs.append([])
@@ -125,9 +120,9 @@ else:
         ("dali-external", "rank", 1),  # only the worker: a fork imports nothing during the timing
     ],
 )
-def test_workers_end_with_a_killed_main_process(name: str, place: str, num_processes: int, shards: ShardSet) -> None:
-    """Issue 3: SIGKILL runs no cleaning up, and the workers' parent is the fork server, which waited for them."""
-    with start_python(MAIN, name, shards.store.url, place) as main:
+def test_workers_end_with_a_killed_main_process(name: str, place: str, num_processes: int, pets: ShardSet) -> None:
+    """SIGKILL runs no cleaning up, and the parent of the workers is the fork server."""
+    with start_python(MAIN, name, pets.store.url, place) as main:
         assert main.stdout is not None
         try:
             killed, *below = [psutil.Process(int(pid)) for pid in main.stdout.readline().split()]
@@ -139,37 +134,14 @@ def test_workers_end_with_a_killed_main_process(name: str, place: str, num_proce
         wait_until(lambda: not any(map(_is_running, below)), "a worker is left")
 
 
-def test_webloader_more_workers_than_shards(shards: ShardSet, options: LoaderOptions, keys: set[str]) -> None:
+def test_webloader_more_workers_than_shards(pets: ShardSet, options: LoaderOptions, keys: set[str]) -> None:
     """A worker without a shard would have nothing to do: none is started, and no sample comes twice."""
-    one = ShardSet(store=shards.store, names=shards.names[:1])
+    one = ShardSet(store=pets.store, names=pets.names[:1])
     with open_loader("webloader", one, options=options) as loader:
         assert loader.num_workers == 1
         seen = [key for batch in loader.epoch() for key in batch["key"]]
     assert len(seen) == len(set(seen)) == 8
     assert set(seen) < keys
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "webloader",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dali-external", "spdl", "aistore", "litdata")),
-    ],
-)
-def test_peer_has_another_order_of_shards_each_epoch(name: str, bucket: ShardSet) -> None:
-    """Shards are shuffled anew, and the same in each run; keys keep their directory."""
-    if (reason := available_loaders(bucket)[name]) is not None:
-        pytest.skip(reason)
-
-    def orders() -> list[list[str]]:
-        one_worker = LoaderOptions(batch_size=4, num_threads=1, crop=8, device="cpu")
-        with open_loader(name, bucket, options=one_worker) as loader:
-            return [[key for batch in loader.epoch() for key in batch["key"]] for _ in range(5)]
-
-    first = orders()
-    assert len({tuple(order) for order in first}) > 1
-    assert {key.rpartition("/")[0] for key in first[0]} == {"animals"}
-    assert orders() == first
 
 
 @pytest.mark.parametrize(
@@ -187,31 +159,6 @@ def test_fitting_batch_size_halves_until_it_fits(
     monkeypatch.setattr("bench.loaders.workers._free_shared_memory", lambda: free_mib << 20)
     options = LoaderOptions(batch_size=batch_size, num_threads=2, crop=350)
     assert fitting_batch_size(options, num_shards=8) == expected
-
-
-def test_loader_without_shared_memory_says_what_to_do(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that finds shared memory full would be killed by SIGBUS, with no word about why."""
-    monkeypatch.setattr("bench.loaders.workers._free_shared_memory", lambda: 64 << 20)
-    for name in ("webloader", "webloader-tutorial"):
-        with (
-            pytest.raises(PipesError, match=r"has 64 MiB free; lower --batch-size, .* --shm-size=2g"),
-            open_loader(name, shards, options=LoaderOptions(num_threads=2, device="cpu")),
-        ):
-            pass
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("webdataset", "loader must be one of dali, memory, webloader, webloader-tutorial, .*, got 'webdataset'"),
-        ("webloader:opencv", "loader 'webloader' decodes with pil or turbo, got 'webloader:opencv'"),
-        ("dali:turbo", "loader 'dali' decodes with DALI alone, got 'dali:turbo'"),
-        ("webloader-tutorial:turbo", "loader 'webloader-tutorial' decodes with pil, got"),
-    ],
-)
-def test_loader_spec_unknown_name_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LoaderSpec.parse(text)
 
 
 def _workers() -> list[psutil.Process]:

@@ -15,12 +15,10 @@ from PIL import ExifTags, Image
 
 from bench.compare.outputs import SAME_PIXELS, OutputError, Reference, compare_epoch, tolerance_of
 from bench.loaders.protocol import PARTS, BenchBatch, LoaderOptions
-from bench.loaders.recipe import ChosenRecipe, choose_recipe, crop_of, crop_table, crops_of
+from bench.loaders.recipe import choose_recipe, crop_of, crop_table, crops_of
 from bench.loaders.registry import LOADERS, LoaderSpec, open_loader
-from bench.loaders.transforms import BatchDecoder
-from dali_pipes.errors import DataError
 from dali_pipes.store.urls import resolve_shards
-from tests.bench.conftest import NUM_SAMPLES, loader_cases, samples
+from tests.bench.conftest import NUM_SAMPLES, loader_cases
 from tests.shards import Sample, mask_bytes, photo_bytes, write_shards
 
 if TYPE_CHECKING:
@@ -36,8 +34,8 @@ def chosen(request: pytest.FixtureRequest, options: LoaderOptions) -> LoaderOpti
 
 
 @pytest.fixture(scope="module")
-def reference(shards: ShardSet, chosen: LoaderOptions) -> Iterator[Reference]:
-    with Reference.open(shards, options=chosen) as opened:
+def reference(pets: ShardSet, chosen: LoaderOptions) -> Iterator[Reference]:
+    with Reference.open(pets, options=chosen) as opened:
         yield opened
 
 
@@ -71,83 +69,31 @@ def test_crop_lies_in_its_photo(num_bytes: int, height: int, width: int) -> None
 
 @pytest.mark.parametrize("spec", loader_cases("local", "converted", always=ALWAYS))
 def test_loader_makes_what_the_recipe_says(
-    spec: LoaderSpec, shards: ShardSet, chosen: LoaderOptions, reference: Reference
+    spec: LoaderSpec, pets: ShardSet, chosen: LoaderOptions, reference: Reference
 ) -> None:
     """The same crop of each photo, as torchvision makes it; or each file, unchanged. In every epoch; no mask."""
     if chosen.recipe == "encoded" and spec.decode not in (None, *LOADERS[spec.name].decodes[:1]):
         pytest.skip("nothing is decoded")
-    batch = compare_two_epochs(spec.name, shards, spec.apply(chosen), reference)
+    batch = compare_two_epochs(spec.name, pets, spec.apply(chosen), reference)
     assert set(batch) & {"mask", "image", "encoded"} == {"image" if chosen.recipe == "classification" else "encoded"}
 
 
 @pytest.mark.parametrize("name", ["dali", "dali-s3", pytest.param("webloader", marks=pytest.mark.nightly)])
-def test_loader_hands_over_the_files_of_a_bucket(name: str, bucket: ShardSet, options: LoaderOptions) -> None:
+def test_loader_hands_over_the_files_of_a_bucket(name: str, bucket_shards: ShardSet, options: LoaderOptions) -> None:
     encoded = replace(options, recipe="encoded", mask=None)
-    with Reference.open(bucket, options=encoded) as reference:
-        compare_two_epochs(name, bucket, encoded, reference)
+    with Reference.open(bucket_shards, options=encoded) as reference:
+        compare_two_epochs(name, bucket_shards, encoded, reference)
 
 
 @pytest.mark.parametrize("name", ["dali", "memory"], ids=["a list", "a tensor"])
-def test_file_of_another_photo_is_found(name: str, shards: ShardSet, options: LoaderOptions) -> None:
+def test_file_of_another_photo_is_found(name: str, pets: ShardSet, options: LoaderOptions) -> None:
     encoded = replace(options, recipe="encoded", mask=None)
-    with Reference.open(shards, options=encoded) as reference, open_loader(name, shards, options=encoded) as loader:
+    with Reference.open(pets, options=encoded) as reference, open_loader(name, pets, options=encoded) as loader:
         batch: Any = next(loader.epoch())
         files = batch["encoded"]
         batch["encoded"] = [data ^ 1 for data in files] if isinstance(files, list) else files ^ 1
         with pytest.raises(OutputError, match="the photo's file differs"):
             compare_epoch([batch], reference, loader=name, tolerance=SAME_PIXELS)
-
-
-def shards_of(directory: Path, *components: tuple[str, ...], index: bool = True) -> ShardSet:
-    data = {"cls": b"1", "txt": b"x", "png": mask_bytes(0, 40, 30)}
-    samples = [
-        Sample(f"s{i}", {name: data.get(name, photo_bytes(0, 40, 30)) for name in names})
-        for i, names in enumerate(components)
-    ]
-    return resolve_shards(write_shards(directory, samples, per_shard=2, index=index), endpoint=None)
-
-
-@pytest.mark.parametrize(
-    ("components", "given", "chosen"),
-    [
-        ((("cls", "jpg"),), {}, ChosenRecipe("classification", "jpg", None)),
-        ((("cls", "jpg", "png"),), {}, ChosenRecipe("segmentation", "jpg", "png")),
-        ((("cls", "jpg", "png"),), {"recipe": "classification"}, ChosenRecipe("classification", "jpg", None)),
-        ((("cls", "jpg"), ("cls", "jpeg")), {}, ChosenRecipe("classification", "jpeg;jpg", None)),
-        ((("cls", "a.jpg", "b.jpg"),), {"photo": "a.jpg"}, ChosenRecipe("classification", "a.jpg", None)),
-        ((("cls", "a.jpg", "b.jpg"),), {"mask": "b.jpg"}, ChosenRecipe("segmentation", "a.jpg", "b.jpg")),
-    ],
-)
-def test_recipe_is_chosen_by_what_the_data_set_has(
-    tmp_path: Path, components: tuple[tuple[str, ...], ...], given: dict[str, Any], chosen: ChosenRecipe
-) -> None:
-    """The manifest, or the shards without one, decide the recipe, unless the user names it."""
-    for is_indexed in (True, False):
-        folder = tmp_path / str(is_indexed)
-        folder.mkdir()
-        assert choose_recipe(shards_of(folder, *components, index=is_indexed), **given) == chosen
-
-
-@pytest.mark.parametrize(
-    ("components", "given", "error", "text"),
-    [
-        (("jpg",), {}, DataError, "no sample has a label, and loaders are compared by photos and labels; pack the"),
-        (("cls", "jpg"), {"recipe": "segmentation"}, DataError, "expected a component that is a mask by its name"),
-        (("cls", "a.jpg", "b.jpg"), {}, DataError, "expected one component that holds the photo, found 'a.jpg'"),
-        (
-            ("cls", "jpg", "png"),
-            {"recipe": "classification", "mask": "png"},
-            ValueError,
-            "--recipe classification takes no mask, got --mask 'png'",
-        ),
-    ],
-)
-def test_recipe_that_the_data_set_does_not_allow_is_refused(
-    tmp_path: Path, components: tuple[str, ...], given: dict[str, Any], error: type[Exception], text: str
-) -> None:
-    shards = shards_of(tmp_path, components)
-    with pytest.raises(error, match=text):
-        choose_recipe(shards, **given)
 
 
 @pytest.mark.parametrize(
@@ -171,24 +117,3 @@ def test_photos_of_two_names_and_on_their_side_are_decoded_alike(
     with Reference.open(shards, options=own) as expected, open_loader(name, shards, options=own) as loader:
         tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe=recipe)
         assert compare_epoch(loader.epoch(), expected, loader=name, tolerance=tolerance).num_samples == 4
-
-
-def encoded() -> list[dict[str, Any]]:
-    """Return samples with sizes below, at and above the crop, odd and even. One photo is grey."""
-    return [{"__key__": sample.key, **sample.components} for sample in samples()]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"trimap.png": None}, r"key 'animals/pet_001': no component 'trimap\.png' \(found: cls, image\.jpg\)"),
-        ({"cls": b"cat"}, "key 'animals/pet_001': cls must be a number, got b'cat'"),
-    ],
-)
-def test_batch_decoder_names_the_sample_that_it_cannot_take(
-    change: dict[str, bytes | None], message: str, options: LoaderOptions
-) -> None:
-    batch = encoded()
-    batch[1] = {name: data for name, data in (batch[1] | change).items() if data is not None}
-    with pytest.raises(DataError, match=message):
-        BatchDecoder(options)(batch)

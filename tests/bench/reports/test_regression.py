@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
-from bench.reports.regression import compare_runs, format_verdict
+from bench.reports.regression import compare_runs
 
 from .records import SEVEN, record, report
 
@@ -66,10 +66,8 @@ def _without(what: str, value: object) -> dict[str, Any]:
     [
         ("environment/cpu/model", "Grace", "CPU model was AMD EPYC, is Grace"),
         ("environment/cpu/cores_available", 64, "CPU cores available was 2, is 64"),
-        ("environment/memory_gib", 512.0, "memory in GiB was 24, is 512"),
         ("environment/gpus", ["H200"], r"GPUs was \[\], is \['H200'\]"),
         ("data/0/digest", "e" * 64, r"data was \[\(22, 'd+'\)\], is \[\(22, 'e+'\)\]"),
-        ("options/seed", 8, "seed was 7, is 8"),
         ("options/source", "AIStore", "source was local files, is AIStore"),
         ("options/recipe", "classification", "recipe was .*, is classification"),
         ("options/epochs", 2, "epochs was 1, is 2"),
@@ -80,16 +78,6 @@ def test_runs_that_are_not_comparable_are_refused(what: str, value: object, mess
     with pytest.raises(ValueError, match=f"the runs are not comparable: {message}.*--anyway"):
         compare_runs(BEFORE, other)
     assert compare_runs(BEFORE, other, anyway=True).changes
-
-
-def test_what_is_in_one_run_only_is_said() -> None:
-    """A loader that was not timed before, and one that is not any more; nothing in common is an error."""
-    later = report(record("dali", 900, 2.5, decode="dali"), record("spdl", 300, 7.5))
-    verdict = compare_runs(BEFORE, later)
-    setting = "(threads 2, ranks 1, batch 64, cache warm, compute ms 40)"
-    assert verdict.notes == (f"only before: webloader (pil) {setting}", f"only after: spdl (pil) {setting}")
-    with pytest.raises(ValueError, match="no loader was timed under the same setting in both runs"):
-        compare_runs(BEFORE, report(record("spdl", 300, 7.5)))
 
 
 def test_busier_machine_is_in_no_ratio_to_a_loader_of_the_same_rounds() -> None:
@@ -109,13 +97,7 @@ def test_busier_machine_is_in_no_ratio_to_a_loader_of_the_same_rounds() -> None:
         ("dali", "loader_memory_mib"),  # of no machine: taken as it is
         ("spdl", "samples_per_s"),
     ]
-    assert "samples/s / memory's" in format_verdict(verdict)
     assert not any(change.record["loader"] == "memory" for change in verdict.changes)
-    with pytest.raises(ValueError, match=r"--relative-to must be in both runs, got 'litdata'; before are: dali, spdl"):
-        compare_runs(before, after, relative_to="litdata")
-    only = report(record("dali", 900, 2.5))
-    with pytest.raises(ValueError, match=r"none of samples_per_s was measured in both runs"):
-        compare_runs(only, only, figures=["samples_per_s"], relative_to="dali")
 
 
 def test_command_tells_by_its_exit_code(tmp_path: Path) -> None:
@@ -126,8 +108,6 @@ def test_command_tells_by_its_exit_code(tmp_path: Path) -> None:
 
     def compare(*arguments: str) -> int:
         done = CliRunner().invoke(bench_command, ["compare", *arguments], catch_exceptions=False, standalone_mode=False)
-        worse = "worse: dali (threads 2, ranks 1, batch 64, cache warm, compute ms 40): samples/s is 0.67 [0.6"
-        assert (worse in done.stdout) == bool(done.return_value)
         return int(done.return_value)
 
     assert compare(before, before) == 0
@@ -135,7 +115,3 @@ def test_command_tells_by_its_exit_code(tmp_path: Path) -> None:
     assert compare(after, before) == 0
     assert compare(before, after, "--figures", "cpu_ms_per_sample") == 0
     assert compare(before, after, "--threshold", "0.6") == 0
-    with pytest.raises(ValueError, match=r"--figures must be of samples_per_s, .*, got 'speed'"):
-        compare(before, after, "--figures", "speed")
-    with pytest.raises(ValueError, match="--threshold must be at least 0, got -1"):
-        compare(before, after, "--threshold", "-1")

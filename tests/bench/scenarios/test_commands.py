@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -14,7 +13,6 @@ import xxhash
 
 from bench.engine.scenario import run_scenario
 from bench.scenarios.fetch import CLIENTS, PREFIX, FetchScenario, Objects, find_curl
-from bench.tools.environment import describe_environment
 from dali_pipes.errors import DataError
 from dali_pipes.store.cluster.ais import AisStore
 from tests.bench.conftest import invoke
@@ -104,12 +102,12 @@ def test_fitting_window_two_of_any_windows_fit(num_shards: int, fraction: float)
     from bench.scenarios.windows import fitting_window
     from dali_pipes.cache.extents import extent_starts
     from dali_pipes.order.passes import cut_windows
-    from tests.simulated import simulated_manifest
+    from tests.simulated import manifest_of
 
-    manifest = simulated_manifest(num_shards)
     # Shards so small that indexes and rounding to pages take much of an extent.
-    shard_bytes = manifest.shard_bytes // 5000
-    manifest = dataclasses.replace(manifest, shard_bytes=shard_bytes, index_bytes=manifest.index_bytes // 20)
+    shard_bytes = np.random.default_rng(num_shards).integers(18_000, 27_000, num_shards)
+    indexes = np.full(num_shards, 3000, np.int64)
+    manifest = manifest_of([1000] * num_shards, shard_bytes=shard_bytes, index_bytes=indexes)
     extents = np.diff(extent_starts(manifest.shard_bytes, manifest.index_bytes))
     cache_bytes = int(extents.sum() * fraction)
     window_bytes = fitting_window(manifest, cache_bytes, batch_size=64)
@@ -121,41 +119,6 @@ def test_fitting_window_two_of_any_windows_fit(num_shards: int, fraction: float)
         assert len(cuts) < num_shards / 1.2, "a window is more than a shard"
     with pytest.raises(ValueError, match=r"a cache of 5000 bytes does not hold two windows of one shard, .* take more"):
         fitting_window(manifest, 5000, batch_size=64)
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "message"),
-    [
-        ("feed", {"batch_sizes": (64, 0)}, "batch_sizes must be at least 1, got 0"),
-        ("feed", {"batch_sizes": (64, 64)}, "batch_sizes must name each value once, got '64,64'"),
-        ("feed", {"loaders": ()}, "loaders must name each value once, got ''"),
-        ("feed", {"loaders": ("dali",)}, "loaders must be among dali-pipes, webdataset, .*, got 'dali'"),
-        ("fetch", {"clients": ["wget"]}, "clients must be of ours, sdk, curl, each once, got 'wget'"),
-        ("fetch", {"clients": []}, "clients must be of ours, sdk, curl, each once, got ''"),
-        ("fetch", {"clients": ["sdk", "sdk"]}, "clients must be of ours, sdk, curl, each once, got 'sdk,sdk'"),
-        ("fetch", {"clients": ["sdk"], "object_bytes": 1 << 60}, "fetching needs .* --cache DIRECTORY, or take fewer"),
-        ("open", {"faces": ["gs"]}, r"faces must be of ais, s3, got 'gs'"),
-        ("open", {"ranks": [0]}, r"ranks must be positive numbers, got 0"),
-        ("resume", {"cold_shards": 3, "cold_windows": 4}, "cold_windows must not be more than cold_shards=3, got 4"),
-        ("windows", {"fractions": (1.0, 0.0)}, r"fractions must be in \(0, 1\], each once, got \(1.0, 0.0\)"),
-        ("windows", {"fractions": (1.5,)}, r"fractions must be in \(0, 1\]"),
-        ("windows", {"fractions": ()}, r"fractions must be in \(0, 1\]"),
-        ("windows", {"fractions": (0.5, 0.5)}, r"fractions must be in .*, each once, got \(0.5, 0.5\)"),
-        ("windows", {"latencies_ms": (-1,)}, r"latencies_ms must be in \[0, 60000\)"),
-    ],
-)
-def test_scenario_with_bad_options_is_refused(
-    tmp_path: Path, command: str, options: dict[str, object], message: str
-) -> None:
-    from bench.cli import scenario_class
-
-    with pytest.raises(ValueError, match=message):
-        scenario_class(command)(**{"work": tmp_path, **options})
-
-
-def test_list_of_numbers_that_are_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="--fractions must be numbers with commas between them, got 'half'"):
-        invoke("windows", "--fractions", "half")
 
 
 OBJECT_BYTES = 300_000  # not a multiple of the page size
@@ -239,11 +202,3 @@ def test_client_reads_all_and_leaves_nothing(task: Objects, client: str) -> None
         with pytest.raises(DataError, match=rf"object 'o 0' has {OBJECT_BYTES} bytes, expected 1234"):
             CLIENTS[client](task._replace(object_bytes=1234))
     assert list(task.directory.iterdir()) == []
-
-
-def test_fetch_without_curl_leaves_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert FetchScenario(work=tmp_path, object_bytes=1000).clients == ["ours", "sdk"]
-    assert describe_environment()["commit"] is None, "there is no git, either"
-    with pytest.raises(ValueError, match="'curl': no such program in PATH; install it"):
-        FetchScenario(work=tmp_path, clients=["ours", "curl"])

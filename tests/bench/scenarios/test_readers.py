@@ -2,11 +2,7 @@
 
 import itertools
 import json
-import struct
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,26 +10,21 @@ import pytest
 
 from bench.compare.outputs import OutputError
 from bench.engine.scenario import run_scenario
-from bench.loaders.peers.dali_readers import webdataset_index
-from bench.loaders.protocol import LoaderOptions
 from bench.reports.tables import report_text
 from bench.scenarios.feed import FeedScenario, check_epoch, expected_samples
 from bench.scenarios.feed_loaders import SUBJECTS, FeedData, FeedOptions, copied
-from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES, TfrecordScenario, masked_crc32c, write_tfrecords
-from dali_pipes.errors import DataError
+from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import resolve_shards
-from prep.index import index_shards
-from prep.inspect.indexed_set import IndexedSet
 from tests.bench.conftest import CROP, NUM_SAMPLES, invoke
-from tests.shards import Sample, make_samples, photo_bytes, write_tar
+from tests.shards import Sample, photo_bytes, write_tar
 
 COMPONENTS = ("image.jpg", "trimap.png")
 
 
 @pytest.fixture(scope="module")
-def data(shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> FeedData:
-    return copied(shards, num_samples=None, components=COMPONENTS, new_folder=lambda: tmp_path_factory.mktemp("feed"))
+def data(pets: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> FeedData:
+    return copied(pets, num_samples=None, components=COMPONENTS, new_folder=lambda: tmp_path_factory.mktemp("feed"))
 
 
 def feed_options(data: FeedData, *, passes: int = 2, **given: Any) -> FeedOptions:
@@ -55,15 +46,6 @@ def test_feed_loader_gives_what_the_shards_hold(
         sizes = [len(batch["label"]) for batch in epoch()]
     assert sizes[:-1] == [batch_size] * (len(sizes) - 1)
     assert sum(sizes) >= NUM_SAMPLES
-
-
-@pytest.mark.parametrize("preadv_threads", [1, 3])
-def test_feed_preadv_reads_the_rows_in_the_given_order(preadv_threads: int, data: FeedData) -> None:
-    given = feed_options(data, preadv_threads=preadv_threads)
-    assert given.order is not None
-    with SUBJECTS["preadv"](data, given) as epoch:
-        for _ in range(2):
-            assert [key for batch in epoch() for key in batch["key"]] == [data.keys[row] for row in given.order]
 
 
 @pytest.mark.parametrize(
@@ -110,61 +92,31 @@ def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
     assert "dali-pipes CPU-us/sample" in " ".join(compared.stdout.split())
 
 
-def test_feed_reads_given_shards(turns_here: None, bucket: ShardSet, tmp_path: Path) -> None:
+def test_feed_reads_given_shards(turns_here: None, bucket_shards: ShardSet, tmp_path: Path) -> None:
     """Shards in a bucket are read with and without masks. Shards that have no masks are only read without."""
     (tmp_path / "in").mkdir()
     samples = [Sample(f"s{i}", {"jpg": photo_bytes(i, 8, 8), "cls": b"1"}) for i in range(6)]
     write_tar(tmp_path / "in" / "s-000000.tar", samples)
     without = resolve_shards(tmp_path / "in", endpoint=None)
-    for shards, masks, mean_bytes in ((bucket, ["no", "yes"], {"image.jpg", "trimap.png"}), (without, ["no"], {"jpg"})):
+    for shards, masks, mean_bytes in (
+        (bucket_shards, ["no", "yes"], {"image.jpg", "trimap.png"}),
+        (without, ["no"], {"jpg"}),
+    ):
         report = run_scenario(
             FeedScenario(shards=shards, batch_sizes=(5,), loaders=("dali-pipes",), repeats=1, passes=1, work=tmp_path)
         )
         assert [record["setting"]["masks"] for record in report["records"]] == masks
         (data,) = report["data"]
-        assert data["num_samples"] == (NUM_SAMPLES if shards is bucket else 6)
+        assert data["num_samples"] == (NUM_SAMPLES if shards is bucket_shards else 6)
         assert set(data["mean_bytes"]) == mean_bytes
         assert {report["options"]["photo"], report["options"]["mask"]} - {None} == mean_bytes
-    with pytest.raises(DataError, match=r"'repeated-000000.tar': a sample has no component 'trimap.png' \(found: "):
-        run_scenario(FeedScenario(shards=without, mask="trimap.png", work=tmp_path))
-    with pytest.raises(DataError, match="no component is a mask by its name; name it: --mask NAME"):
-        run_scenario(FeedScenario(shards=without, masks="with", work=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_tfrecord_files_have_the_checksums_and_the_index_of_the_format(shards: ShardSet, tmp_path: Path) -> None:
-    """The checksum of each record is right (DALI's reader does not check it). The index equals that of DALI's tool."""
-    program = Path(sys.executable).parent / "tfrecord2idx"
-    write_tfrecords(shards, tmp_path, options=LoaderOptions())
-    paths = sorted(tmp_path.glob("*.tfrecord"))
-    assert len(paths) == len(shards.names)
-    for path in paths:
-        data, starts = path.read_bytes(), []
-        while (at := sum(size for _, size in starts)) < len(data):
-            (length,) = struct.unpack_from("<Q", data, at)
-            assert data[at + 8 : at + 12] == masked_crc32c(data[at : at + 8])
-            assert data[at + 12 + length :][:4] == masked_crc32c(data[at + 12 :][:length])
-            starts.append((at, 16 + length))
-        index = path.with_suffix(".idx").read_text()
-        assert index == "".join(f"{start} {size}\n" for start, size in starts)
-        subprocess.run([sys.executable, program, path, tmp_path / "dali"], check=True, capture_output=True)
-        assert index == (tmp_path / "dali").read_text()
-
-
-def test_webdataset_index_refuses_names_with_white_space(tmp_path: Path) -> None:
-    write_tar(tmp_path / "s-000000.tar", [Sample("a b", {"jpg": photo_bytes(0, 8, 8)})])
-    found = resolve_shards(tmp_path, endpoint=None)
-    index_shards(found)
-    with pytest.raises(DataError, match=r"key 'a b': DALI.s index cannot hold a name with white space"):
-        webdataset_index(IndexedSet(found).read(0))
-
-
-def test_tfrecord_writes_a_record_for_each_reader_and_writer(
-    turns_here: None, shards: ShardSet, tmp_path: Path
-) -> None:
+def test_tfrecord_writes_a_record_for_each_reader_and_writer(turns_here: None, pets: ShardSet, tmp_path: Path) -> None:
     out, cache = tmp_path / "tfrecord.json", tmp_path / "cache"
     cache.mkdir()
-    arguments = ["--shards", shards.url, "--repeats", 1, "--epochs", 1, "--batch-size", 5, "--num-threads", 2]
+    arguments = ["--shards", pets.url, "--repeats", 1, "--epochs", 1, "--batch-size", 5, "--num-threads", 2]
     arguments += ["--crop", CROP, "--device", "cpu", "--cache", cache, "--json", out]
     done = invoke("tfrecord", *arguments)
     report = json.loads(out.read_text())
@@ -179,19 +131,5 @@ def test_tfrecord_writes_a_record_for_each_reader_and_writer(
         assert turn["num_samples"] % NUM_SAMPLES == 0
         assert turn["figures"]["samples_per_s"] > 0
     assert report["data"][0]["num_samples"] == NUM_SAMPLES
-    assert f"{NUM_SAMPLES} samples of each reader are those of the shards" in done.stdout
     assert report_text(report) in done.stdout
     assert list(cache.iterdir()) == []
-
-
-def test_tfrecord_without_an_index_or_room_is_refused(
-    shards: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "in").mkdir()
-    write_tar(tmp_path / "in" / "s-000000.tar", make_samples([(8, 8)]))
-    found = resolve_shards(tmp_path / "in", endpoint=None)
-    with pytest.raises(DataError, match="is not indexed: dali-pipes prep index"):
-        run_scenario(TfrecordScenario(shards=found, repeats=1, work=tmp_path))
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1))
-    with pytest.raises(ValueError, match=r"writing both formats needs .* has 1 B free; .* --cache DIRECTORY"):
-        run_scenario(TfrecordScenario(shards=shards, work=tmp_path))
