@@ -1,12 +1,9 @@
-"""Shards from a handful of generated photos, and the real photos where they are at hand."""
+"""Fixtures of all tests: the fork server, a brief patience, the embedded node, small shards."""
 
-import contextlib
 import gc
 import os
-import random
 import re
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.patience import Patience, use_patience
 from tests.fork_server import ForkedPopen, fork_server
+from tests.programs import free_port
 from tests.servers.clouds import azure_server, s3_server
 from tests.shards import Sample, make_samples, write_shards
 
@@ -65,7 +63,7 @@ def _brief_patience() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _brief_patience_again() -> Iterator[None]:
-    """Because a command that a test before called without `main` may have left its own behind."""
+    """A command called without `main` keeps its patience in this process: set ours again before each test."""
     with use_patience(BRIEF):
         yield
 
@@ -89,6 +87,12 @@ def small_samples() -> list[Sample]:
 def small_shards(tmp_path_factory: pytest.TempPathFactory, small_samples: list[Sample]) -> Path:
     """The small samples in four indexed shards of 6, 6, 6, 5."""
     return write_shards(tmp_path_factory.mktemp("small"), small_samples, per_shard=6)
+
+
+@pytest.fixture
+def four_shards(tmp_path: Path) -> Path:
+    """Four indexed shards of three samples, for a test to change."""
+    return write_shards(tmp_path / "data", make_samples([(30, 30)] * 12), per_shard=3)
 
 
 @pytest.fixture(autouse=True)
@@ -142,10 +146,5 @@ def bucket(node: str, request: pytest.FixtureRequest) -> AisStore:
 
 @pytest.fixture
 def closed_port() -> int:
-    """A port at which nothing answers; the system gives it to no program that asks for any free port."""
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.SystemRandom().randrange(first // 2, first)
-        with contextlib.suppress(OSError), socket.socket() as listening:
-            listening.bind(("127.0.0.1", port))
-            return port
+    """A port at which nothing answers."""
+    return free_port()

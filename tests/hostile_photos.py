@@ -3,17 +3,9 @@
 import struct
 import zlib
 
-import numpy as np
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
-from tests.shards import image_bytes
-
-
-def pixels_of(seed: int = 0, *, size: tuple[int, int] = (50, 40), mode: str = "RGB") -> Image.Image:
-    """A photo of noise; ``size`` is (width, height)."""
-    noise = np.random.default_rng(seed).integers(1, 256, (size[1], size[0], 3)).astype(np.uint8)
-    return Image.fromarray(noise).convert(mode)
+from tests.shards import image_bytes, pixels_of
 
 
 def jpeg2000(seed: int = 0, *, size: tuple[int, int] = (50, 40), mode: str = "RGB") -> bytes:
@@ -101,38 +93,6 @@ def chunk_of(png: bytes, kind: bytes) -> tuple[int, int]:
     """Start and stop of a PNG's first chunk of a kind."""
     at = png.index(kind) - 4
     return at, at + 12 + int.from_bytes(png[at : at + 4])
-
-
-def with_wrong_checksum(png: bytes, kind: bytes) -> bytes:
-    """A PNG whose first chunk of a kind has another checksum than it says."""
-    _, stop = chunk_of(png, kind)
-    return png[: stop - 1] + bytes([png[stop - 1] ^ 1]) + png[stop:]
-
-
-def without_chunk(png: bytes, kind: bytes) -> bytes:
-    """A PNG without its first chunk of a kind."""
-    at, stop = chunk_of(png, kind)
-    return png[:at] + png[stop:]
-
-
-def png_with_text() -> bytes:
-    """A PNG that says who made it."""
-    notes = PngInfo()
-    notes.add_text("Author", "somebody")
-    return image_bytes(pixels_of(), "PNG", pnginfo=notes)
-
-
-def with_metadata(jpeg: bytes, num_bytes: int) -> bytes:
-    """A JPEG with so many bytes of metadata, twice, before its frame header."""
-    segment = b"\xff\xe2" + (num_bytes + 2).to_bytes(2) + bytes(num_bytes)
-    return jpeg[:2] + 2 * segment + jpeg[2:]
-
-
-def large_jpeg(height: int, width: int) -> bytes:
-    """A JPEG of many pixels by its header, which has fewer."""
-    jpeg = image_bytes(pixels_of(), "JPEG")
-    at = jpeg.index(b"\xff\xc0") + 5
-    return jpeg[:at] + height.to_bytes(2) + width.to_bytes(2) + jpeg[at + 4 :]
 
 
 def with_thumbnail() -> bytes:

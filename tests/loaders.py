@@ -44,6 +44,12 @@ def batches_of(shards: Any, graph: Any, **options: Any) -> list[dict[str, Any]]:
         return [batch for (batch,) in loader]
 
 
+def torchdatas_loader(loader: dp.Loader) -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)
+
+
 def keys_of(batches: Iterable[Sequence[Mapping[str, Any]]]) -> list[str]:
     """The keys of the samples of a loader's epoch, or of some of its batches."""
     return [key for (batch,) in batches for key in batch["key"]]

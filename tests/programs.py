@@ -1,6 +1,9 @@
 """Start programs in tests, and wait for their effects."""
 
+import contextlib
 import os
+import random
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +19,16 @@ def wait_until(is_true: Callable[[], object], what: str = "it never came") -> No
     while not is_true():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port at which nobody listens; the system gives it to no program that asks for any free port."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(first // 2, first)
+        with contextlib.suppress(OSError), socket.socket() as listening:
+            listening.bind(("127.0.0.1", port))
+            return port
 
 
 def start_python(script: str, *arguments: str | Path, **environment: str) -> subprocess.Popen[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
@@ -33,25 +34,27 @@ class Sample:
     components: dict[str, bytes]
 
 
+def pixels_of(seed: int = 0, *, size: tuple[int, int] = (50, 40), mode: str = "RGB") -> Image.Image:
+    """A photo of noise; ``size`` is (width, height)."""
+    noise = np.random.default_rng(seed).integers(1, 256, (size[1], size[0], 3)).astype(np.uint8)
+    return Image.fromarray(noise).convert(mode)
+
+
 def photo_bytes(seed: int, width: int, height: int, *, mode: str = "RGB", **options: object) -> bytes:
     """A JPEG with smooth colours and some noise, so that neither decoder has it too easy."""
     draw = np.random.default_rng(seed)
     coarse = draw.integers(0, 256, (max(2, height // 24), max(2, width // 24), 3), np.uint8)
     image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
     pixels = np.asarray(image, np.int16) + draw.integers(-8, 9, (height, width, 3), np.int16)
-    stream = io.BytesIO()
     image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).convert(mode)
-    image.save(stream, "JPEG", **({"quality": 88} | options))
-    return stream.getvalue()
+    return image_bytes(image, "JPEG", **({"quality": 88} | options))
 
 
 def mask_bytes(seed: int, width: int, height: int) -> bytes:
     """A PNG, gray, 8 bit, of the values 1, 2, 3."""
     draw = np.random.default_rng(seed)
     coarse = draw.integers(1, 4, (max(2, height // 30), max(2, width // 30)), np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(coarse).resize((width, height), Image.Resampling.NEAREST).save(stream, "PNG")
-    return stream.getvalue()
+    return image_bytes(Image.fromarray(coarse).resize((width, height), Image.Resampling.NEAREST))
 
 
 def make_samples(sizes: Sequence[tuple[int, int]], *, first: int = 0, num_classes: int = 5) -> list[Sample]:
@@ -79,12 +82,8 @@ def with_data(samples: Iterable[Sample], data: Mapping[int, bytes], *, component
 
 def write_tar(path: Path, samples: Iterable[Sample], *, format: int = tarfile.USTAR_FORMAT) -> Path:
     """A tar of these samples, members in the order in which a sample's components are listed."""
-    with tarfile.open(path, "w", format=format) as archive:
-        for sample in samples:
-            for component, data in sample.components.items():
-                member = tarfile.TarInfo(f"{sample.key}.{component}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
+    members = [(f"{sample.key}.{name}", data) for sample in samples for name, data in sample.components.items()]
+    path.write_bytes(tar_bytes(members, format=format))
     return path
 
 
@@ -154,15 +153,21 @@ def read_tar(data: bytes) -> list[tuple[str, bytes]]:
         return [(member.name, archive.extractfile(member).read()) for member in archive]  # type: ignore[union-attr]
 
 
+def members_of(store: Store, names: Iterable[str]) -> list[tuple[str, bytes]]:
+    """Member names and bytes in the order of the shards."""
+    return [member for name in names for member in read_tar(store.read(name))]
+
+
+def contents_of(store: Store) -> dict[str, bytes]:
+    """Each object of a store by its name."""
+    return {entry.name: store.read(entry.name) for entry in store.list("")}
+
+
 def encode_photo(
     extension: str = "jpg", *, size: tuple[int, int] = (32, 24), mode: str = "RGB", seed: int = 0
 ) -> bytes:
     """Encode a photo of noise; each seed gives different bytes."""
-    generator = np.random.default_rng(seed)
-    height_width = (size[1], size[0])
-    shape = height_width if mode == "L" else (*height_width, len(mode))
-    photo = Image.fromarray(generator.integers(0, 256, shape, np.uint8))
-    return image_bytes(photo, {"jpg": "JPEG", "png": "PNG", "gif": "GIF", "webp": "WEBP"}[extension])
+    return image_bytes(pixels_of(seed, size=size, mode=mode), {"jpg": "JPEG"}.get(extension, extension.upper()))
 
 
 def encode_mask(*, size: tuple[int, int] = (32, 24)) -> bytes:

@@ -40,7 +40,7 @@ def with_exif(photo: bytes, *blocks: bytes, at: int | None = None) -> bytes:
         parts = [_segment(0xE1, EXIF_MARK + block) for block in blocks]
         at = 2 if at is None else at
     elif photo.startswith(b"\x89PNG"):
-        parts = [_chunk(b"eXIf", block) for block in blocks]
+        parts = [png_chunk(b"eXIf", block) for block in blocks]
         at = 33 if at is None else at
     else:
         return _webp_with_exif(photo, blocks)
@@ -80,7 +80,7 @@ def _segment(marker: int, content: bytes) -> bytes:
     return struct.pack(">BBH", 0xFF, marker, 2 + len(content)) + content
 
 
-def _chunk(kind: bytes, content: bytes) -> bytes:
+def png_chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 

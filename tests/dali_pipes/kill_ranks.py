@@ -1,7 +1,7 @@
 """Kill ranks at random moments, start them anew, hold every sample that any of them reads against what it must be.
 
-Four rank processes read epoch after epoch of a windowed
-data set from one cache that holds two fifths of it. Each round kills one of them with SIGKILL and starts it again.
+Four rank processes read epoch after epoch of a windowed data set from one cache that holds two fifths of it. Each round
+kills one of them with SIGKILL and starts it again.
 Shards are written in two halves with a pause between, so that a kill finds extents half filled.
 """
 
@@ -25,6 +25,7 @@ from dali_pipes.cache.cache import NodeCache
 from dali_pipes.cache.files import cache_root
 from dali_pipes.order.plan import Plan
 from dali_pipes.store.local import LocalFetcher
+from tests import loaders
 from tests.shards import Sample, make_samples, write_shards
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ class HaltingFetcher(LocalFetcher):
 
 def open_loader(shards: Path, cache_dir: Path, *, rank: int, cache_bytes: int, window: int) -> dp.Loader:
     """A rank's loader; no rank waits for another."""
-    return dp.loader(
-        str(shards),
+    return loaders.open_loader(
+        shards,
         summed,
         batch_size=BATCH_SIZE,
         rank=rank,
@@ -89,8 +90,7 @@ def open_loader(shards: Path, cache_dir: Path, *, rank: int, cache_bytes: int, w
         seed=5,
         shuffle=dp.Shuffle(window_bytes=window, ramp_up=True),
         last_batch_policy="DROP",
-        device="cpu",
-        decode=dp.Decode(threads=1),
+        outputs=dp.Outputs(),
         cache=dp.Cache(fetchers=3, directory=cache_dir, max_bytes=cache_bytes, show_progress=False),
     )
 

@@ -45,12 +45,7 @@ def taken(batch: dict[str, Any]) -> tuple[tuple[int, int], list[str]]:
 
 @pytest.mark.parametrize(
     ("policy", "world_size", "window"),
-    [
-        ("PARTIAL", 3, 200_000),
-        ("PARTIAL", 1, "all"),
-        ("FILL", 2, 200_000),
-        ("DROP", 3, "all"),
-    ],
+    [("PARTIAL", 3, 200_000), ("PARTIAL", 1, "all"), ("FILL", 2, 200_000), ("DROP", 3, "all")],
 )
 def test_every_sample_comes_once_in_a_batch_of_its_shape(
     shards: Path, samples: list[Sample], policy: str, world_size: int, window: Any
@@ -166,10 +161,7 @@ def test_what_cannot_be_is_refused(shards: Path) -> None:
     for options, text in (
         ({"select": dp.Select()}, r"the loader has no buckets; pass select=dali_pipes.Select\(buckets="),
         ({"shuffle": dp.Shuffle(slices=2)}, "buckets need slices=1, got 2"),
-        (
-            {"select": dp.Select(buckets=dp.buckets(area=4096, photo="cls"))},
-            "of 'cls' .* name a photo.*found: im",
-        ),
+        ({"select": dp.Select(buckets=dp.buckets(area=4096, photo="cls"))}, "of 'cls' .* name a photo.*found: im"),
     ):
         with pytest.raises((ValueError, dp.DataError), match=text):
             open_loader(shards, **options)
@@ -213,13 +205,7 @@ def test_number_of_samples_is_no_position_where_samples_are_repeated(shards: Pat
 def test_samples_that_a_trainer_used_are_counted_without_what_drop_leaves_out(shards: Path) -> None:
     """``DROP`` leaves samples out at the end of every window; a trainer knows only of those that it had."""
     ranks = [
-        open_loader(
-            shards,
-            shuffle=dp.Shuffle(window_bytes=200_000),
-            last_batch_policy="DROP",
-            rank=rank,
-            world_size=2,
-        )
+        open_loader(shards, shuffle=dp.Shuffle(window_bytes=200_000), last_batch_policy="DROP", rank=rank, world_size=2)
         for rank in range(2)
     ]
     used, found, expected = 0, [], []

@@ -69,13 +69,8 @@ def test_state_of_another_order_is_refused_and_nothing_is_lost(
     read_steps([loader], samples, 1)
     state = loader.state_dict()
     # tests/dali_pipes/order/test_state.py tests every difference.
-    for changed, text in (
-        ({"seed": 6}, "the state has seed=6, this loader seed=5; pass the state's"),
-        ({"kind": "?"}, r"expected what state_dict\(\) gave, got a dict with the keys \['kind', 'version'"),
-        ({"delivered": 100}, "the state has 100 samples delivered, an epoch has 41"),
-    ):
-        with pytest.raises(dp.StateError, match=text):
-            loader.load_state_dict(state | changed)
+    with pytest.raises(dp.StateError, match="the state has 100 samples delivered, an epoch has 41"):
+        loader.load_state_dict(state | {"delivered": 100})
     rest = read_steps([loader], samples)
     # The state has plain values only, so that `weights_only=True` can load it.
     torch.save(state, tmp_path / "state.pt")
@@ -202,7 +197,6 @@ def test_state_of_another_order_or_of_other_shards_is_refused_before_anything_is
     close([loader])
     for place, wrong, text in (
         (tmp_path / "nowhere", state | {"seed": 6}, "the state has seed=6, this loader seed=5; pass the state's"),
-        (tmp_path / "nowhere", [], "expected what state_dict"),
         (shards, state | {"manifest": "0" * 64}, "the state is of other shards: its manifest is 000000000000"),
     ):
         with pytest.raises(dp.StateError, match=text):

@@ -4,23 +4,22 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.dockerfile import ROOT
+from tests.programs import wait_until
 
 SHIMS = Path(__file__).parent / "shims"
 JOB = "4711"
 
 
-def wait_until(what: Callable[[], bool], *, process: subprocess.Popen[str]) -> None:
-    """Wait until ``what()`` is true; fail if the process ends first."""
-    while not what():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
+def wait_while(process: subprocess.Popen[str], *, until: Callable[[], object]) -> None:
+    """Wait until ``until()`` holds; fail if the process ends first."""
+    wait_until(lambda: until() or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
 
 
 def write_program(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.conftest import wait_until, write_program
+from tests.deploy.conftest import wait_while, write_program
 from tests.deploy.dockerfile import ROOT
 
 ENTRYPOINT = ROOT / "deploy" / "entrypoint.sh"
@@ -66,7 +66,7 @@ def test_signals_reach_the_command(container: Container) -> None:
         f"pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
     )
     process = container.start(sys.executable, "-c", program)
-    wait_until(ready.exists, process=process)
+    wait_while(process, until=ready.exists)
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert process.returncode == 5

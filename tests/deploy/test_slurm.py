@@ -13,7 +13,7 @@ import pytest
 
 from dali_pipes.store.local import LocalStore
 from prep.sources.folders import pets
-from tests.deploy.conftest import JOB, SHIMS, Slurm, wait_until, write_program
+from tests.deploy.conftest import JOB, SHIMS, Slurm, wait_while, write_program
 from tests.deploy.dockerfile import ROOT
 from tests.prep.commands.calls import run_prep
 from tests.shards import make_samples, make_source, pack, write_pets, write_shards
@@ -45,7 +45,7 @@ def test_time_up_puts_the_job_back_and_it_goes_on(slurm: Slurm, words: list[str 
     """SIGUSR1 to the batch shell: caches removed, state kept, one requeue; then the steps that lack are done."""
     words += ["--steps", "60"]
     job = slurm.submit(*words, SLURM_JOB_NUM_NODES="2")
-    wait_until(lambda: min(len(slurm.steps(0)), len(slurm.steps(1))) > 2, process=job)
+    wait_while(job, until=lambda: min(len(slurm.steps(0)), len(slurm.steps(1))) > 2)
     assert slurm.caches() == [f"node0/dali-pipes-job-{JOB}", f"node1/dali-pipes-job-{JOB}"]
     os.kill(job.pid, signal.SIGUSR1)
     said = slurm.end(job)
@@ -81,7 +81,7 @@ def test_jobs_that_end_clean_up_and_are_not_put_back(slurm: Slurm, words: list[s
     more, variables, number, code, said = ENDS[how]
     job = slurm.submit(*words, *more.split(), **variables)
     if number is not None:
-        wait_until(lambda: len(slurm.steps()) > 2, process=job)
+        wait_while(job, until=lambda: len(slurm.steps()) > 2)
         os.kill(job.pid, number)
     assert said in slurm.end(job)
     assert (job.returncode, slurm.requeued(), slurm.caches()) == (code, [], [])
@@ -90,7 +90,7 @@ def test_jobs_that_end_clean_up_and_are_not_put_back(slurm: Slurm, words: list[s
 def test_preempted_steps_clean_up_and_are_not_put_back_here(slurm: Slurm, words: list[str | Path]) -> None:
     """Slurm signals every process of the steps and puts the job back itself: a second requeue would be one too many."""
     job = slurm.submit(*words, "--steps", "500", SLURM_JOB_NUM_NODES="2")
-    wait_until(lambda: min(len(slurm.steps(0)), len(slurm.steps(1))) > 2, process=job)
+    wait_while(job, until=lambda: min(len(slurm.steps(0)), len(slurm.steps(1))) > 2)
     for node in (0, 1):
         slurm.signal_task(node, signal.SIGTERM)
     assert "the step ended with exit code 143" in slurm.end(job)
@@ -148,7 +148,7 @@ def test_real_training_goes_on_after_its_time_was_up(slurm: Slurm) -> None:
     words += ["--device=cpu", "--crop=16", "--width=8", "--batch-size=2", "--checkpoint-every=1", "--epochs", "60"]
     log = slurm.runs / "b" / "steps.jsonl"
     job = slurm.submit(*words, DALI_PIPES_CHECK="fail", VENV=sys.prefix)
-    wait_until(lambda: log.exists() and log.read_text().count("\n") > 5, process=job)
+    wait_while(job, until=lambda: log.exists() and log.read_text().count("\n") > 5)
     assert f"node0/dali-pipes-job-{JOB}/dali-pipes-{os.getuid()}" in slurm.caches()
     os.kill(job.pid, signal.SIGUSR1)
     said = slurm.end(job)

@@ -114,5 +114,5 @@ def test_reference_is_up_to_date(page: str, function: str) -> None:
 
 
 def test_the_picture_is_of_the_plan_as_it_is() -> None:
-    """A golden test of a kind: three orders of 192 samples."""
+    """The stored picture is the one that the plan gives now."""
     assert (DOCS / "pictures" / "order.svg").read_text() == load("make_pictures").order_picture()

@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from tests.docs.pages import RUN_FILE
 from tests.examples.conftest import EXAMPLES, NUM_SAMPLES
 from tests.examples.ranks import train_rank
 from tests.lazy import Lazy
+from tests.programs import free_port
 
 torch = Lazy("torch")
 
@@ -50,12 +50,6 @@ def wait_for_step(run: Path, step: int, *, is_running: Callable[[], bool]) -> No
 def whole_lines(run: Path) -> list[dict[str, Any]]:
     """The steps that were logged; a kill may have cut the last line."""
     return [json.loads(line) for line in (run / STEPS).read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def assert_same_end(run: Path, expected: Path) -> None:

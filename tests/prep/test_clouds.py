@@ -12,7 +12,7 @@ from tests.servers.clouds import KINDS, cloud_bucket
 
 
 @pytest.fixture(params=KINDS)
-def bucket(request: pytest.FixtureRequest) -> str:
+def cloud_url(request: pytest.FixtureRequest) -> str:
     return cloud_bucket(request.param, request)
 
 
@@ -21,10 +21,10 @@ def photos(tmp_path: Path) -> Path:
     return class_folders(tmp_path / "photos", {"cat": 7, "dog": 6})
 
 
-def test_every_stage_writes_what_a_directory_gets(bucket: str, photos: Path, tmp_path: Path) -> None:
+def test_every_stage_writes_what_a_directory_gets(cloud_url: str, photos: Path, tmp_path: Path) -> None:
     """Pack, index, shuffle and transform write the same objects, except manifests: a manifest names its place."""
-    stores = [open_store(f"{place}/a-", endpoint=None)[0] for place in (bucket, str(tmp_path / "local"))]
-    for place, jobs in ((bucket, "2"), (str(tmp_path / "local"), "1")):
+    stores = [open_store(f"{place}/a-", endpoint=None)[0] for place in (cloud_url, str(tmp_path / "local"))]
+    for place, jobs in ((cloud_url, "2"), (str(tmp_path / "local"), "1")):
         run_prep("pack", "imagefolder", photos, f"{place}/a-", "--max-count", "4")
         run_prep("index", f"{place}/a-")
         mixed = ("--output", "b-", "--seed", "3", "--engine", "exchange", "--jobs", jobs)
@@ -38,9 +38,9 @@ def test_every_stage_writes_what_a_directory_gets(bucket: str, photos: Path, tmp
         assert {name for name in found if found[name] != expected[name]} <= {f"{prefix}manifest.safetensors"}
 
 
-def test_a_data_set_lives_there(bucket: str, photos: Path, tmp_path: Path) -> None:
+def test_a_data_set_lives_there(cloud_url: str, photos: Path, tmp_path: Path) -> None:
     """Versions are objects that only one writer creates."""
-    url = f"{bucket}/a-"
+    url = f"{cloud_url}/a-"
     run_prep("pack", "imagefolder", photos, url, "--max-count", "4")
     run_prep("index", url)
     run_prep("add", class_folders(tmp_path / "more", {"cat": 2, "dog": 1}, first=50), url)
@@ -53,7 +53,7 @@ def test_a_data_set_lives_there(bucket: str, photos: Path, tmp_path: Path) -> No
     run_prep("view", url, tmp_path / "view.html")
 
 
-def test_missing_bucket_is_told_before_work_begins(bucket: str, photos: Path) -> None:
-    url = f"{bucket}-other/a-"
+def test_missing_bucket_is_told_before_work_begins(cloud_url: str, photos: Path) -> None:
+    url = f"{cloud_url}-other/a-"
     run_prep("pack", "imagefolder", photos, url, expect=StoreError, match="no bucket '.*-other' at http.*make it first")
     run_prep("index", url, expect=StoreError, match="no bucket")

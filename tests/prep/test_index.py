@@ -19,20 +19,14 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import open_store, resolve_shards
 from prep.index import index_shards
 from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
-from tests.shards import fill_bucket, make_samples, write_shards, write_tar
+from tests.shards import fill_bucket, make_samples, write_tar
 
 NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
 LACKING = NAMES[1]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Four indexed shards of three samples."""
-    return write_shards(tmp_path / "data", make_samples([(30, 30)] * 12), per_shard=3)
-
-
-def manifest_of(folder: Path) -> bytes:
-    return (folder / manifest_name("s-")).read_bytes()
+def manifest_of(four_shards: Path) -> bytes:
+    return (four_shards / manifest_name("s-")).read_bytes()
 
 
 def refuse(*arguments: str | Path, expect: str) -> None:
@@ -49,103 +43,105 @@ def refuse(*arguments: str | Path, expect: str) -> None:
         ("{}/s-{{000002..000003}}.tar", "--overwrite"),  # the URL names a part of the set
     ],
 )
-def test_index_drops_no_shard_from_a_manifest_without_overwrite(folder: Path, url: str, option: str) -> None:
+def test_index_drops_no_shard_from_a_manifest_without_overwrite(four_shards: Path, url: str, option: str) -> None:
     """A listing that lacks a shard, or a part of the set that is named, is no reason."""
     if option == "--allow-missing":
-        (folder / LACKING).unlink()
-    before, url = manifest_of(folder), url.format(folder)
+        (four_shards / LACKING).unlink()
+    before, url = manifest_of(four_shards), url.format(four_shards)
     refuse("index", url, expect=f"{LACKING}'.*{option}")
-    assert manifest_of(folder) == before
+    assert manifest_of(four_shards) == before
     run_prep("index", url, option)
-    assert LACKING not in name_shards(folder, endpoint=None).names
+    assert LACKING not in name_shards(four_shards, endpoint=None).names
 
 
-def test_index_adds_shards_and_keeps_the_others(folder: Path) -> None:
-    write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=50))
-    run_prep("index", folder)
-    assert name_shards(folder, endpoint=None).names == (*NAMES, "s-000004.tar")
+def test_index_adds_shards_and_keeps_the_others(four_shards: Path) -> None:
+    write_tar(four_shards / "s-000004.tar", make_samples([(30, 30)], first=50))
+    run_prep("index", four_shards)
+    assert name_shards(four_shards, endpoint=None).names == (*NAMES, "s-000004.tar")
 
 
-def test_a_first_index_of_shards_with_gaps_in_their_numbers_is_refused(folder: Path) -> None:
+def test_a_first_index_of_shards_with_gaps_in_their_numbers_is_refused(four_shards: Path) -> None:
     """A shard was lost after the pack, so the number sequence has a gap."""
     for name in (manifest_name("s-"), LACKING):
-        (folder / name).unlink()
-    refuse("index", folder, expect=f"no shard '{folder}/{LACKING}'; .* its 3 shards have gaps, missing: 1 of 4")
-    run_prep("index", folder, "--allow-missing")
-    run_prep("index", folder)  # the manifest lists these shards, so no option is needed
+        (four_shards / name).unlink()
+    refuse(
+        "index", four_shards, expect=f"no shard '{four_shards}/{LACKING}'; .* its 3 shards have gaps, missing: 1 of 4"
+    )
+    run_prep("index", four_shards, "--allow-missing")
+    run_prep("index", four_shards)  # the manifest lists these shards, so no option is needed
 
 
-def test_index_replaces_a_manifest_that_it_cannot_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_index_replaces_a_manifest_that_it_cannot_read(four_shards: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Such as one of an earlier version."""
-    (folder / manifest_name("s-")).write_bytes(b"no manifest")
-    run_prep("index", folder)
+    (four_shards / manifest_name("s-")).write_bytes(b"no manifest")
+    run_prep("index", four_shards)
     assert "it is replaced" in caplog.text
-    assert name_shards(folder, endpoint=None).names == NAMES
+    assert name_shards(four_shards, endpoint=None).names == NAMES
 
 
-def test_index_that_is_killed_leaves_the_manifest_whole(folder: Path) -> None:
+def test_index_that_is_killed_leaves_the_manifest_whole(four_shards: Path) -> None:
     """In the middle of a shard, which is a pipe here."""
-    os.mkfifo(folder / "s-000004.tar")
-    before = manifest_of(folder)
+    os.mkfifo(four_shards / "s-000004.tar")
+    before = manifest_of(four_shards)
     code = (
         "import sys; from prep.index import index_shards; from dali_pipes.store.urls import resolve_shards; "
         "from dali_pipes.store.shard_set import ShardSet; shards = resolve_shards(sys.argv[1], endpoint=None); "
         "ShardSet.entries = lambda self: [type('E', (), {'size': 1 << 20})] * 5; index_shards(shards, anew=True)"
     )
     with (
-        subprocess.Popen([sys.executable, "-c", code, str(folder)]) as process,
-        (folder / "s-000004.tar").open("wb") as pipe,  # waits until the indexer opens it
+        subprocess.Popen([sys.executable, "-c", code, str(four_shards)]) as process,
+        (four_shards / "s-000004.tar").open("wb") as pipe,  # waits until the indexer opens it
     ):
-        pipe.write((folder / NAMES[0]).read_bytes()[:1024])
+        pipe.write((four_shards / NAMES[0]).read_bytes()[:1024])
         pipe.flush()
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    assert manifest_of(folder) == before
-    indexed = DataSet(name_shards(folder, endpoint=None))
+    assert manifest_of(four_shards) == before
+    indexed = DataSet(name_shards(four_shards, endpoint=None))
     assert indexed.manifest.names == NAMES
     assert [len(indexed.read_index(row)) for row in range(4)] == indexed.manifest.index_bytes.tolist()
 
 
-def wait_for_clock(folder: Path) -> None:
+def wait_for_clock(four_shards: Path) -> None:
     """Until a file that is written now has a later time than the shards; file systems' clocks are coarse."""
-    probe = folder / ".probe"
-    last = max((folder / name).stat().st_ctime_ns for name in NAMES)
+    probe = four_shards / ".probe"
+    last = max((four_shards / name).stat().st_ctime_ns for name in NAMES)
     while not (probe.exists() and probe.stat().st_mtime_ns > last):
         probe.write_bytes(b"")
 
 
-def test_index_that_is_run_again_takes_over_only_indexes_of_the_shards_as_they_are(folder: Path) -> None:
+def test_index_that_is_run_again_takes_over_only_indexes_of_the_shards_as_they_are(four_shards: Path) -> None:
     """In a directory: by size and time. A damaged index, one that the manifest does not list, and a copy are not."""
     before: list[int] = []
 
     def index_again(**options: bool) -> list[bytes]:
-        index_shards(resolve_shards(folder, endpoint=None), on_before=before.append, **options)
-        return [(folder / name).read_bytes() for name in ("s-manifest.safetensors", *map(index_name, NAMES))]
+        index_shards(resolve_shards(four_shards, endpoint=None), on_before=before.append, **options)
+        return [(four_shards / name).read_bytes() for name in ("s-manifest.safetensors", *map(index_name, NAMES))]
 
-    wait_for_clock(folder)
+    wait_for_clock(four_shards)
     files = index_again(anew=True)
     assert index_again() == files
     assert before == [0, 4]
-    shard = folder / NAMES[0]
+    shard = four_shards / NAMES[0]
     shard.write_bytes(shard.read_bytes().replace(b"ustar", b"ustaR", 1).replace(b"ustaR", b"ustar", 1))  # written anew
-    (folder / index_name(NAMES[1])).write_bytes(b"damaged")
-    other = (folder / index_name(NAMES[2])).read_bytes()
-    (folder / index_name(NAMES[3])).write_bytes(other)
+    (four_shards / index_name(NAMES[1])).write_bytes(b"damaged")
+    other = (four_shards / index_name(NAMES[2])).read_bytes()
+    (four_shards / index_name(NAMES[3])).write_bytes(other)
     assert index_again() == files
     assert before[2] == 1
-    index = folder / index_name(NAMES[0])
+    index = four_shards / index_name(NAMES[0])
     os.utime(index, ns=(0, 0))  # a copy that keeps its time
     assert index_again() == files
     assert before[3] == 3
 
 
-def test_index_that_the_manifest_does_not_list_is_made_anew(folder: Path) -> None:
+def test_index_that_the_manifest_does_not_list_is_made_anew(four_shards: Path) -> None:
     """It is whole, and of the same shard, but says something else; the manifest may have another order."""
     before: list[int] = []
-    shards = resolve_shards(folder, endpoint=None)
-    wait_for_clock(folder)
+    shards = resolve_shards(four_shards, endpoint=None)
+    wait_for_clock(four_shards)
     index_shards(replace(shards, names=(NAMES[3], *NAMES[:3]), manifest=None), anew=True)
-    path = folder / index_name(NAMES[1])
+    path = four_shards / index_name(NAMES[1])
     index = ShardIndex.from_bytes(path.read_bytes(), where=str(path))
     path.write_bytes(replace(index, keys=[f"x{key}" for key in index.keys]).to_bytes())
     index_shards(replace(shards, manifest=None), on_before=before.append)
@@ -153,8 +149,8 @@ def test_index_that_the_manifest_does_not_list_is_made_anew(folder: Path) -> Non
     assert ShardIndex.from_bytes(path.read_bytes(), where=str(path)).keys == index.keys
 
 
-def test_index_of_a_bucket_goes_on_by_the_checksums_of_the_cluster(folder: Path, bucket: AisStore) -> None:
-    fill_bucket(bucket, folder)
+def test_index_of_a_bucket_goes_on_by_the_checksums_of_the_cluster(four_shards: Path, bucket: AisStore) -> None:
+    fill_bucket(bucket, four_shards)
     before: list[int] = []
     shards = resolve_shards(f"{bucket.url}/s-", endpoint=bucket.endpoint)
     data = bucket.read(NAMES[0])
@@ -179,15 +175,15 @@ def test_times_that_aistore_lists_as_s3_are_not_believed(bucket: AisStore, monke
 # --- what verify and info say -----------------------------------------------------------------------------------------
 
 
-def test_verify_and_info_name_missing_shards_and_those_beyond_the_manifest(folder: Path) -> None:
+def test_verify_and_info_name_missing_shards_and_those_beyond_the_manifest(four_shards: Path) -> None:
     """For info, shards beyond the manifest are a remark, missing ones are an error; for verify both are."""
-    verified = ("verify", folder, "--decoder", "pillow", "--workers", "1")
-    beyond, missing = f"{folder}/s-000004.tar", f"{folder}/{LACKING}"
+    verified = ("verify", four_shards, "--decoder", "pillow", "--workers", "1")
+    beyond, missing = f"{four_shards}/s-000004.tar", f"{four_shards}/{LACKING}"
     run_prep(*verified)
     write_tar(Path(beyond), make_samples([(30, 30)], first=50))
-    assert f"1 shard there that the manifest does not list: '{beyond}'" in run_prep("info", folder).stdout
+    assert f"1 shard there that the manifest does not list: '{beyond}'" in run_prep("info", four_shards).stdout
     Path(missing).unlink()
-    done = call_prep("info", folder, "--json")
+    done = call_prep("info", four_shards, "--json")
     found = json.loads(done.stdout)
     assert (done.exit_code, found["num_shards"], found["num_samples"]) == (1, 3, 9)
     assert (found["missing"], found["beyond"]) == ([missing], [beyond])
@@ -198,11 +194,11 @@ def test_verify_and_info_name_missing_shards_and_those_beyond_the_manifest(folde
 
 
 def test_view_leaves_missing_shards_out_if_it_may_and_what_writes_samples_does_not(
-    folder: Path, tmp_path: Path
+    four_shards: Path, tmp_path: Path
 ) -> None:
-    (folder / LACKING).unlink()
-    refuse("view", folder, tmp_path / "a.png", expect=LACKING)
-    assert json_of_prep("view", folder, tmp_path / "a.png", "--allow-missing")["num_matching"] == 9
-    refuse("shuffle", folder, expect=LACKING)
-    refuse("transform", folder, tmp_path / "out", "--function", "pets", expect=LACKING)
+    (four_shards / LACKING).unlink()
+    refuse("view", four_shards, tmp_path / "a.png", expect=LACKING)
+    assert json_of_prep("view", four_shards, tmp_path / "a.png", "--allow-missing")["num_matching"] == 9
+    refuse("shuffle", four_shards, expect=LACKING)
+    refuse("transform", four_shards, tmp_path / "out", "--function", "pets", expect=LACKING)
     assert not (tmp_path / "out").exists()

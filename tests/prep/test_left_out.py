@@ -7,13 +7,7 @@ from prep.left_out import MaxBad, count_reasons
 
 @pytest.mark.parametrize(
     ("text", "bad", "of", "is_allowed"),
-    [
-        ("0", 1, 10, False),
-        ("3", 3, 3, True),
-        ("10%", 33, 330, True),
-        ("10%", 34, 330, False),
-        ("0.5%", 2, 399, False),
-    ],
+    [("0", 1, 10, False), ("3", 3, 3, True), ("10%", 33, 330, True), ("10%", 34, 330, False), ("0.5%", 2, 399, False)],
 )
 def test_the_limit_is_still_allowed(text: str, bad: int, of: int, is_allowed: bool) -> None:
     assert MaxBad.parse(text).allows(bad, of=of) is is_allowed

@@ -13,14 +13,7 @@ import pytest
 
 from dali_pipes.errors import DataError, PipesError
 from prep.workers import Workers, default_jobs, on_ray, open_workers
-from tests.prep.workers_tasks import (
-    count_setup,
-    double,
-    fail_at_three,
-    kill_itself,
-    square,
-    touch_and_wait,
-)
+from tests.prep.workers_tasks import count_setup, double, fail_at_three, kill_itself, square, touch_and_wait
 from tests.programs import REPOSITORY, start_python, wait_until
 
 

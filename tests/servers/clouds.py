@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.servers.programs import find_program, free_address, serving
+from tests.programs import free_port
+from tests.servers.programs import find_program, serving
 
 S3_KEYS = ("test-user", "test-secret-key")
 # The account that Microsoft publishes for its emulators.
@@ -36,7 +37,7 @@ class Cloud(NamedTuple):
 def s3_cloud(folder: Path) -> Iterator[Cloud]:
     """versitygw, a gateway of S3 over a directory."""
     program = find_program("versitygw")
-    address = free_address()
+    address = f"127.0.0.1:{free_port()}"
     keys = ["--access", S3_KEYS[0], "--secret", S3_KEYS[1]]
     command = [program, "--quiet", "--keep-alive", "--port", address, *keys, "posix", str(folder)]
     with serving(command, address):
@@ -54,7 +55,7 @@ def s3_cloud(folder: Path) -> Iterator[Cloud]:
 def azure_cloud(folder: Path) -> Iterator[Cloud]:
     """Azurite, Microsoft's emulator of Azure Blob Storage."""
     program = find_program("azurite-blob")
-    address = free_address()
+    address = f"127.0.0.1:{free_port()}"
     host, _, port = address.partition(":")
     options = ["--silent", "--disableTelemetry", "--skipApiVersionCheck", "--location", str(folder)]
     with serving([program, "--blobHost", host, "--blobPort", port, *options], address):

@@ -29,12 +29,6 @@ def find_program(name: str) -> str:
     return found
 
 
-def free_address() -> str:
-    """``127.0.0.1:PORT``, where nobody listens now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 @contextlib.contextmanager
 def serving(command: Sequence[str], address: str) -> Iterator[None]:
     """Run a server until the block ends, or this process does; begins when it answers at ``address``."""

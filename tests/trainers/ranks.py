@@ -4,13 +4,12 @@ import contextlib
 import importlib
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,15 +115,6 @@ def write_program(name: str, shards: Path, folder: Path) -> str:
     if not (folder / "shards").exists():
         (folder / "shards").symlink_to(shards)
     return name
-
-
-@contextlib.contextmanager
-def kept_port() -> Iterator[int]:
-    """Keep a port that only servers with SO_REUSEPORT, such as gRPC's, can listen on."""
-    with socket.socket() as kept:
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        kept.bind(("127.0.0.1", 0))
-        yield int(kept.getsockname()[1])
 
 
 def join_jax(port: int, *, num_devices: int) -> None:

@@ -12,8 +12,9 @@ from nvidia.dali import types
 
 import dali_pipes as dp
 from tests.docs.pages import REPOSITORY
+from tests.programs import free_port
 from tests.shards import make_samples, write_shards
-from tests.trainers.ranks import join_jax, kept_port, need, run_ranks
+from tests.trainers.ranks import join_jax, need, run_ranks
 from tests.trainers.tiny import BATCH_SIZE, EVEN, NUM_EPOCHS, NUM_SAMPLES, open_loader
 
 need("jax", "flax", "optax")
@@ -213,8 +214,7 @@ def arrays_of_two(shards: Path, port: int) -> tuple[list[int], tuple[int, ...]]:
 
 def test_two_processes(shards: Path) -> None:
     """Each array holds the rows of rank 0, then those of rank 1."""
-    with kept_port() as port:
-        ranks = run_ranks(2, arrays_of_two, shards, port)
+    ranks = run_ranks(2, arrays_of_two, shards, free_port())
     expected = []
     for rank in range(2):
         expected += plain_batches(shards, rank=rank, world_size=2, **EVEN)[0]["label"].tolist()

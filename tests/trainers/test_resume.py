@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.lazy import Lazy
-from tests.trainers.ranks import join_jax, kept_port, launch, need, run_ranks, write_program
+from tests.loaders import torchdatas_loader
+from tests.programs import free_port
+from tests.trainers.ranks import join_jax, launch, need, run_ranks, write_program
 from tests.trainers.tiny import (
     ALL_KEYS,
     EVEN,
@@ -52,12 +54,6 @@ Train = Callable[[Path, Path, int], Run]
 
 def face(loader: Any) -> Any:
     return loader.as_dataloader()
-
-
-def stateful(loader: Any) -> Any:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    return StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)
 
 
 def nodes(loader: Any) -> Any:
@@ -200,7 +196,7 @@ def mesh(shards: Path, folder: Path, resume: int) -> Run:
 TRAINERS: dict[str, tuple[str, Train, tuple[int, ...]]] = {
     "face": ("torch", partial(loop, wrap=face), (1, 2)),
     "distributed checkpoint": ("torch", partial(loop, wrap=face, to_disk=True), (2,)),
-    "StatefulDataLoader": ("torchdata", partial(loop, wrap=stateful), (1,)),
+    "StatefulDataLoader": ("torchdata", partial(loop, wrap=torchdatas_loader), (1,)),
     "torchdata.nodes": ("torchdata", partial(loop, wrap=nodes), (2,)),
     "Accelerate": ("accelerate", accelerate, (1, 2)),
     "Trainer": ("transformers", partial(transformers, accumulated=1), (1,)),
@@ -237,8 +233,7 @@ def assert_resumes(
     """Resume in mid-epoch and after an epoch's last batch. Each validation must read every sample once."""
     length = num_steps(world_size)
     stops = (ACCUMULATED, length, length + ACCUMULATED)
-    with kept_port() as port:
-        ranks = run_ranks(world_size, runs, package, train, shards, folder, stops, port)
+    ranks = run_ranks(world_size, runs, package, train, shards, folder, stops, free_port())
     assert_whole_epochs([run[0].steps for run in ranks], num_epochs=NUM_EPOCHS, world_size=world_size)
     passes = list(zip(*(run[0].validated for run in ranks), strict=True))
     assert [sorted(key for keys in each for key in keys) for each in passes] == [ALL_KEYS] * len(passes)

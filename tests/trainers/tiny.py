@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.parallel import DistributedDataParallel
 
 import dali_pipes as dp
+from tests import loaders
 
 NUM_SAMPLES = 31
 """Odd, so that two ranks never have the same number."""
@@ -42,14 +43,7 @@ def open_loader(shards: Path | str, *, train: bool = True, **options: Any) -> dp
     graph = dp.classification_eval(resize=CROP, crop=CROP, photo="jpg")
     if train:
         graph = dp.classification_train(crop=CROP, photo="jpg")
-    usual = {
-        "batch_size": BATCH_SIZE,
-        "seed": 3,
-        "device": "cpu",
-        "decode": dp.Decode(threads=1),
-        "outputs": dp.Outputs(keys=True),
-    }
-    return dp.loader(str(shards), graph, **(usual | options))
+    return loaders.open_loader(shards, graph, **({"batch_size": BATCH_SIZE, "seed": 3} | options))
 
 
 class TinyModel(nn.Module):

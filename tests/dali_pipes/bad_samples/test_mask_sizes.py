@@ -8,16 +8,11 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from tests import loaders
 from tests.lazy import Lazy
-from tests.loaders import substituting
+from tests.loaders import open_loader, substituting
 from tests.shards import make_samples, mask_bytes, write_shards
 
 fn, types = Lazy("nvidia.dali.fn"), Lazy("nvidia.dali.types")
-
-
-def open_loader(shards: Path, graph: Any, **policy: Any) -> dp.Loader:
-    return loaders.open_loader(shards, graph, shuffle=False, bad_samples=substituting(shards, **policy))
 
 
 def cropped(components: dp.Components, random: dp.Random) -> dict[str, Any]:
@@ -45,11 +40,13 @@ def test_a_mask_of_another_size_is_bad(tmp_path: Path, graph: Any) -> None:
     samples[2].components["trimap.png"] = mask_bytes(2, 52, 40)
     shards = write_shards(tmp_path, samples, per_shard=4)
     problem = "has 40 x 52 pixels, 'image.jpg' 40 x 50"
-    with open_loader(shards, graph) as loader:
+    with open_loader(shards, graph, shuffle=False, bad_samples=substituting(shards)) as loader:
         assert next(loader)[0]["key"] == ["s00000", "s00001", "s00001", "s00003"]
         assert [(bad.key, bad.component, bad.cause) for bad in loader.bad_samples] == [
             ("s00002", "trimap.png", problem)
         ]
     text = f"shard 's-000000.tar', key 's00002': component 'trimap.png' {problem}"
-    with open_loader(shards, graph, on_error="raise") as loader, pytest.raises(dp.DecodeError, match=text):
+    raising = substituting(shards, on_error="raise")
+    opened = open_loader(shards, graph, shuffle=False, bad_samples=raising)
+    with opened as loader, pytest.raises(dp.DecodeError, match=text):
         next(loader)

@@ -12,9 +12,9 @@ import pytest
 
 from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
 from tests.docs.pages import REPOSITORY, blocks_of
-from tests.hostile_photos import bmp_of_16_bits, misleading_jpeg, pixels_of
+from tests.hostile_photos import bmp_of_16_bits, misleading_jpeg
 from tests.lazy import Lazy
-from tests.shards import Sample, image_bytes, photo_bytes, write_shards
+from tests.shards import Sample, image_bytes, photo_bytes, pixels_of, write_shards
 
 fn, types = Lazy("nvidia.dali.fn"), Lazy("nvidia.dali.types")
 

@@ -18,14 +18,7 @@ from dali_pipes.data_set import indexing
 from dali_pipes.formats.photo_header import PhotoHeader
 from tests import loaders
 from tests.conftest import SHARED_DATA
-from tests.hostile_photos import (
-    animated_png,
-    broken_jpeg2000,
-    gif,
-    jpeg2000,
-    large_png,
-    tiff,
-)
+from tests.hostile_photos import animated_png, broken_jpeg2000, gif, jpeg2000, large_png, tiff
 from tests.lazy import Lazy
 from tests.loaders import substituting
 from tests.shards import Sample, make_samples, photo_bytes, with_data, write_shards
@@ -65,7 +58,7 @@ def write_photos(
 
 @pytest.mark.parametrize("lies", [False, True])
 def test_other_formats_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool) -> None:
-    """Whatever the file and the index call them; shard, key, component and cause are named."""
+    """The names of file and index do not matter. The error names shard, key, component and cause."""
     others = {1: jpeg2000(), 2: tiff(), 5: gif(), 6: animated_png()}
     names = ("a JPEG 2000", "a TIFF", "a GIF", "an animated PNG")
     write_photos(tmp_path, others, lying=monkeypatch if lies else None)

@@ -5,21 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import dali_pipes as dp
 from dali_pipes import opening
-from tests import loaders
-from tests.hostile_photos import large_png, pixels_of
-from tests.shards import Sample, image_bytes, make_samples, write_shards
+from tests.hostile_photos import large_png
+from tests.loaders import open_loader
+from tests.shards import Sample, image_bytes, make_samples, pixels_of, write_shards
 
 PIXELS = 50 * 40
-
-
-def open_loader(shards: Path, graph: Any, *, budget: int) -> dp.Loader:
-    return loaders.open_loader(shards, graph, shuffle=False, decode=dp.Decode(max_batch_pixels=budget))
 
 
 def test_a_batch_of_too_many_pixels_is_named_and_the_next_one_comes(tmp_path: Path) -> None:
@@ -29,7 +24,7 @@ def test_a_batch_of_too_many_pixels_is_named_and_the_next_one_comes(tmp_path: Pa
     samples[2] = Sample("s00002\u202e", samples[2].components | {"image.jpg": large})
     write_shards(tmp_path, samples, per_shard=8)
     graph = dp.classification_eval(resize=24, crop=16)
-    with open_loader(tmp_path, graph, budget=4 * PIXELS) as loader:
+    with open_loader(tmp_path, graph, shuffle=False, decode=dp.Decode(max_batch_pixels=4 * PIXELS)) as loader:
         with pytest.raises(dp.DecodeError) as caught:
             next(loader)
         text = (
@@ -39,7 +34,7 @@ def test_a_batch_of_too_many_pixels_is_named_and_the_next_one_comes(tmp_path: Pa
         )
         assert text in str(caught.value)
         assert next(loader)[0]["key"] == ["s00004", "s00005", "s00006", "s00007"]
-    with open_loader(tmp_path, graph, budget=5 * PIXELS) as loader:
+    with open_loader(tmp_path, graph, shuffle=False, decode=dp.Decode(max_batch_pixels=5 * PIXELS)) as loader:
         assert len(list(loader)) == 2
 
 
@@ -61,7 +56,7 @@ def test_default_follows_free_memory_ranks_and_depth(
         monkeypatch.setenv(name, str(num_ranks))
     monkeypatch.setenv("RANK", "0")
     decode = dp.Decode(queue_depth=depth, threads=1)
-    with loaders.open_loader(small_shards, rank=0, world_size=1, decode=decode) as loader:
+    with open_loader(small_shards, rank=0, world_size=1, decode=decode) as loader:
         assert loader.parts.decode._max_batch_pixels == expected
 
 

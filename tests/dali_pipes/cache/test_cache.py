@@ -36,7 +36,7 @@ def test_eviction_takes_the_longest_unused_of_what_nobody_holds(directory: Path)
     one.release(1)
     two.release(2)
     one.release(0)
-    one.fill(3)  # for the other's nothing, for its own 1: the first given up
+    one.fill(3)  # evicts `one`'s shard 1, released first; `two` loses nothing
     assert one.states() == [State.READY, State.EMPTY, State.READY, State.READY, State.EMPTY, State.EMPTY]
     two.fill(4)  # evicts one's 0 next: two's own 2 was released before that, and goes first
     assert two.states() == [State.READY, State.READY, State.EMPTY, State.EMPTY, State.READY, State.EMPTY]

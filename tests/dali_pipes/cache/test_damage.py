@@ -46,7 +46,7 @@ def test_cut_cache_file_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_every_file_is_its_owners_alone(tmp_path: Path) -> None:
-    """Whatever the umask: 0600 for files, 0700 for the directory."""
+    """Files have 0600 and the directory 0700; the umask does not matter."""
     before = os.umask(0)
     try:
         loader = Loader(tmp_path, KEY)

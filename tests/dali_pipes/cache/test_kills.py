@@ -42,10 +42,7 @@ CHANGES: dict[str, Callable[[Member, Member], object]] = {
     "fail": lambda one, two: one.cache.fail([3]),
     "check": lambda one, two: (forget_checks(one), one.take(1), one.cache.finish([1])),
     "check given up": lambda one, two: (forget_checks(one), one.take(1), one.cache.fail([1])),
-    "fill several": lambda one, two: (
-        one.cache.clear(),
-        one.cache.take(np.array([1, 4]), most=2, most_bytes=PAGE * 2),
-    ),
+    "fill several": lambda one, two: (one.cache.clear(), one.cache.take(np.array([1, 4]), most=2, most_bytes=PAGE * 2)),
     "leave": lambda one, two: one.cache._leave(),
     "leave as the last": lambda one, two: (two.die(), one.cache._leave()),
     "sweep": lambda one, two: (two.die(), one.cache.budget()),

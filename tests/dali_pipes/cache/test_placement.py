@@ -11,14 +11,7 @@ import pytest
 
 import dali_pipes.cache.placement
 from dali_pipes.cache.files import cache_root
-from dali_pipes.cache.placement import (
-    SHARED_MEMORY,
-    FreeSpace,
-    Placement,
-    check_directory,
-    memory_limit,
-    place,
-)
+from dali_pipes.cache.placement import SHARED_MEMORY, FreeSpace, Placement, check_directory, memory_limit, place
 from dali_pipes.errors import CacheError
 from tests.dali_pipes.cache.member import KEY, PAGE, Member
 
@@ -190,8 +183,7 @@ def test_check_directory_refuses_a_file_system_that_cannot_free_blocks(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
-    [("rw,size=8g", 4096), ("rw,huge=always", 2 << 20), ("rw,huge=advise", 4096)],
+    ("options", "expected"), [("rw,size=8g", 4096), ("rw,huge=always", 2 << 20), ("rw,huge=advise", 4096)]
 )
 def test_space_on_huge_pages_is_aligned_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, expected: int

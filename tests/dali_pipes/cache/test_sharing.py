@@ -62,10 +62,7 @@ class Job:
             {"epochs": 1} | options | {"cache": {"directory": str(cache_dir), **options.pop("cache", {})}}
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(shards), text],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", PROGRAM, str(shards), text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def line(self) -> str:

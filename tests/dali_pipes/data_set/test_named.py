@@ -13,30 +13,22 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.urls import ShardUrls, resolve_shards
 from prep.index import index_shards
-from tests.shards import make_samples, write_shards, write_tar
+from tests.shards import fill_bucket, make_samples, write_shards, write_tar
 
 NAMES = tuple(f"s-{row:06d}.tar" for row in range(4))
 LACKING = NAMES[2]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Four indexed shards of three samples."""
-    return write_shards(tmp_path / "data", make_samples([(30, 30)] * 12), per_shard=3)
-
-
-@pytest.fixture
-def filled(bucket: AisStore, folder: Path) -> AisStore:
+def filled(bucket: AisStore, four_shards: Path) -> AisStore:
     """The same shards, with their manifest and indexes, in a bucket."""
-    bucket.create()
-    for path in folder.iterdir():
-        bucket.write(path.name, path.read_bytes())
+    fill_bucket(bucket, four_shards)
     return bucket
 
 
 @pytest.fixture
-def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listings fail."""
+def unlisted(filled: AisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listings fail from now on."""
 
     def refuse(self: AisStore, prefix: str) -> list[ObjectEntry]:
         raise AssertionError(f"'{prefix}' is listed")
@@ -92,31 +84,34 @@ def test_indexes_without_their_manifest_are_not_taken_for_a_data_set(filled: Ais
         list_shards(f"{filled.url}/s-", endpoint=filled.endpoint)
 
 
-def test_missing_file_of_a_list_and_of_a_mixture_is_named(folder: Path, tmp_path: Path) -> None:
-    (folder / LACKING).unlink()
+def test_missing_file_of_a_list_and_of_a_mixture_is_named(four_shards: Path, tmp_path: Path) -> None:
+    (four_shards / LACKING).unlink()
     other = write_shards(tmp_path / "other", make_samples([(30, 30)] * 2, first=50), per_shard=2)
     with pytest.raises(StoreError, match=LACKING):
-        loader([folder / name for name in NAMES])
-    with pytest.raises(StoreError, match=f"data set 'pets': no shard '{folder}/{LACKING}'"):
-        loader(dp.Mixture({"other": other, "pets": folder}))
-    allowed = loader(dp.Mixture({"other": other, "pets": folder}), select=dp.Select(allow_missing=True))
+        loader([four_shards / name for name in NAMES])
+    with pytest.raises(StoreError, match=f"data set 'pets': no shard '{four_shards}/{LACKING}'"):
+        loader(dp.Mixture({"other": other, "pets": four_shards}))
+    allowed = loader(dp.Mixture({"other": other, "pets": four_shards}), select=dp.Select(allow_missing=True))
     assert allowed.num_samples == 2 + 9
 
 
-def test_shard_beside_the_manifest_is_not_read_and_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_tar(folder / "s-000004.tar", make_samples([(30, 30)], first=90))
-    assert name_shards(folder, endpoint=None).names == NAMES
-    assert f"'{folder}/s-': 1 shards are not in its manifest, and are not read: '{folder}/s-000004.tar'" in caplog.text
+def test_shard_beside_the_manifest_is_not_read_and_is_told(four_shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_tar(four_shards / "s-000004.tar", make_samples([(30, 30)], first=90))
+    assert name_shards(four_shards, endpoint=None).names == NAMES
+    assert (
+        f"'{four_shards}/s-': 1 shards are not in its manifest, and are not read: '{four_shards}/s-000004.tar'"
+        in caplog.text
+    )
     with pytest.raises(DataError, match=r"lists 4 shards, not 's-000004.tar'; index them"):
-        loader(f"{folder}/s-{{000000..000004}}.tar")
+        loader(f"{four_shards}/s-{{000000..000004}}.tar")
 
 
-def test_glob_over_several_data_sets_is_refused(folder: Path) -> None:
+def test_glob_over_several_data_sets_is_refused(four_shards: Path) -> None:
     """The manifest of one of them does not say which shards the glob stands for."""
-    write_tar(folder / "t-000000.tar", make_samples([(30, 30)], first=90))
+    write_tar(four_shards / "t-000000.tar", make_samples([(30, 30)], first=90))
     for named in (name_shards, list_shards):
         with pytest.raises(ValueError, match=r"shards of several sets, .* name the data sets in a dali_pipes.Mixture"):
-            named(folder / "*.tar", endpoint=None)
+            named(four_shards / "*.tar", endpoint=None)
 
 
 def test_one_manifest_of_several_in_a_bucket_is_that_of_the_prefix(filled: AisStore) -> None:
@@ -130,17 +125,23 @@ def test_one_manifest_of_several_in_a_bucket_is_that_of_the_prefix(filled: AisSt
     assert compare_shards(f"{filled.url}/s-", endpoint=filled.endpoint).beyond == []
 
 
-def test_compare_names_what_is_missing_and_what_is_beyond(filled: AisStore, folder: Path) -> None:
+def test_compare_names_what_is_missing_and_what_is_beyond(filled: AisStore, four_shards: Path) -> None:
     filled.delete(LACKING)
     filled.write("s-000007.tar", b"x")
-    (folder / LACKING).unlink()
-    (folder / "s-000007.tar").touch()
-    for url, endpoint in ((f"{filled.url}/s-", filled.endpoint), (f"{filled.url}/", filled.endpoint), (folder, None)):
+    (four_shards / LACKING).unlink()
+    (four_shards / "s-000007.tar").touch()
+    for url, endpoint in (
+        (f"{filled.url}/s-", filled.endpoint),
+        (f"{filled.url}/", filled.endpoint),
+        (four_shards, None),
+    ):
         present, missing, beyond = compare_shards(url, endpoint=endpoint)
-        where = filled.url if endpoint else str(folder)
+        where = filled.url if endpoint else str(four_shards)
         assert present.names == tuple(name for name in NAMES if name != LACKING)
         assert (missing, beyond) == ([f"{where}/{LACKING}"], [f"{where}/s-000007.tar"])
-    (folder / manifest_name("s-")).write_bytes(b"no manifest")
-    assert compare_shards(folder, endpoint=None).present.names == tuple(sorted({*NAMES, "s-000007.tar"} - {LACKING}))
+    (four_shards / manifest_name("s-")).write_bytes(b"no manifest")
+    assert compare_shards(four_shards, endpoint=None).present.names == tuple(
+        sorted({*NAMES, "s-000007.tar"} - {LACKING})
+    )
     with pytest.raises(DataError, match="manifest"):
-        name_shards(folder, endpoint=None)
+        name_shards(four_shards, endpoint=None)

@@ -51,12 +51,9 @@ def spooled(runs: list[list[list[Row]]], rows_in_memory: int) -> bytes:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.lists(st.lists(ROWS, max_size=12), max_size=3), max_size=4),
-    st.sampled_from([1, 2, 5, 20, 1000]),
-)
+@given(st.lists(st.lists(st.lists(ROWS, max_size=12), max_size=3), max_size=4), st.sampled_from([1, 2, 5, 20, 1000]))
 def test_file_is_the_one_made_in_memory(runs: list[list[list[Row]]], rows_in_memory: int) -> None:
-    """Whatever lacks labels, components or sizes first, and wherever the pieces end."""
+    """It does not matter where the pieces end, and which rows lack labels, components or sizes."""
     builder = ColumnsBuilder()
     fill(builder, runs)
     assert spooled(runs, rows_in_memory) == builder.finish().to_bytes(manifest="0" * 64)

@@ -10,16 +10,7 @@ from PIL import Image
 
 from dali_pipes.formats.orientation import Orientation, is_surely_read, plain_copy, read_orientation, upright_size
 from dali_pipes.formats.photo_header import read_whole_photo_header
-from tests.turned_photos import (
-    ORIENTATIONS,
-    exif_block,
-    slope,
-    stored_photo,
-    turned,
-    upright,
-    with_exif,
-    xmp,
-)
+from tests.turned_photos import ORIENTATIONS, exif_block, slope, stored_photo, turned, upright, with_exif, xmp
 
 PIXELS = slope()
 JPEG, PNG, WEBP = (stored_photo(PIXELS, format) for format in ("JPEG", "PNG", "WEBP"))

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from dali_pipes.formats.photo_header import PhotoHeader, read_photo_header, read_whole_photo_header
-from tests.hostile_photos import animated_png, jpeg2000, pixels_of, tiff, with_thumbnail
-from tests.shards import image_bytes
+from tests.hostile_photos import animated_png, jpeg2000, tiff, with_thumbnail
+from tests.shards import image_bytes, pixels_of
 
 MODES = {
     "JPEG": ("L", "RGB", "CMYK"),

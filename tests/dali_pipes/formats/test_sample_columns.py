@@ -16,13 +16,7 @@ from dali_pipes.errors import DataError
 from dali_pipes.formats.column_spool import ColumnsBuilder
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import manifest_name
-from dali_pipes.formats.sample_columns import (
-    MAX_COMPONENTS,
-    Columns,
-    SampleColumns,
-    join_columns,
-    lack,
-)
+from dali_pipes.formats.sample_columns import MAX_COMPONENTS, Columns, SampleColumns, join_columns, lack
 from dali_pipes.store.urls import resolve_shards
 from tests.shards import Sample, make_samples, write_shards
 from tests.simulated import index_of_rows, manifest_of, read_column_file

@@ -82,11 +82,6 @@ def test_faces_say_that_there_is_no_label(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("components", "missing", "text"),
     [
-        (
-            [("left.jpg", "right.jpg")] * 2,
-            "error",
-            r"expected one component that holds the photo, found 'left.jpg' \(2 of 2 samples\), 'right.jpg'",
-        ),
         ([("txt",)] * 2, "error", "expected a component that is a photo by its name, found 'txt'"),
         # The counts add up, and yet a sample has both.
         (

@@ -13,9 +13,9 @@ from dali_pipes.formats.orientation import Orientation, is_surely_read, read_ori
 from dali_pipes.formats.photo_header import DAMAGED_PNG, PHOTO_FORMATS, PhotoHeader, read_whole_photo_header
 from tests.fuzz.mutations import mutant
 from tests.fuzz.photo_seeds import other_photos, photos
-from tests.hostile_photos import animated_png, broken_jpeg2000, pixels_of, with_thumbnail
+from tests.hostile_photos import animated_png, broken_jpeg2000, with_thumbnail
 from tests.lazy import Lazy
-from tests.shards import image_bytes
+from tests.shards import image_bytes, pixels_of
 from tests.turned_photos import ORIENTATIONS, exif_block, slope, stored_photo, turned_photo, with_exif, xmp
 
 if TYPE_CHECKING:

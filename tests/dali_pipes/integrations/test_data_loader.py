@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.dali_pipes.integrations.test_faces import (
-    BATCHES,
-    NUM_SAMPLES,
-    Epochs,
-    open_loader,
-    torchs_loader,
-    whole,
-)
+from tests.dali_pipes.integrations.test_faces import BATCHES, NUM_SAMPLES, Epochs, open_loader, torchs_loader, whole
 
 __all__ = ["whole"]  # a fixture
 
@@ -241,7 +234,7 @@ def test_dataset_in_a_loader_that_stacks_batches_is_refused(small_shards: Path) 
 
 
 def test_policy_that_leaves_no_batch_is_refused(small_shards: Path) -> None:
-    """At construction, as DALI does. A resume at an epoch's end is none."""
+    """A loader resumed at an epoch's end has no batches left and is not refused."""
     options = {"batch_size": 8, "world_size": 3, "rank": 0}
     text = "leaves an epoch of 23 samples without a batch: one of batch_size=8 on 3 r"
     with pytest.raises(ValueError, match=text):

@@ -217,11 +217,3 @@ def test_names_that_do_not_fit_are_refused(small_shards: Path, options: dict[str
     """What was expected, what was given."""
     with open_loader(small_shards, outputs=dp.Outputs(keys=True)) as loader, pytest.raises(ValueError, match=text):
         loader.as_dali(**options)
-
-
-def test_added_output_that_the_graph_gives_already_is_refused(small_shards: Path) -> None:
-    def graph(components: dp.Components, random: dp.Random) -> dict[str, Any]:
-        return {"key": components["image.jpg"].shape()}
-
-    with pytest.raises(ValueError, match=r"Outputs\(keys=True\) adds 'key', which is an output of the graph already"):
-        open_loader(small_shards, graph=graph, outputs=dp.Outputs(keys=True))

@@ -61,12 +61,6 @@ def torchs_loader(loader: Any) -> Any:
     return DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)
 
 
-def torchdatas_loader(loader: Any) -> Any:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    return StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)
-
-
 FACES = {
     "loader": Face(wrap=lambda loader: loader, keys=lambda batch: batch[0]["key"]),
     "as_dali": Face(
@@ -75,7 +69,7 @@ FACES = {
     ),
     "as_dicts": Face(wrap=lambda loader: loader.as_dicts()),
     "as_dataset": Face(wrap=torchs_loader, stateful=lambda face: face.dataset, after_break="next"),
-    "as_dataset, torchdata": Face(wrap=torchdatas_loader, after_break="next"),
+    "as_dataset, torchdata": Face(wrap=loaders.torchdatas_loader, after_break="next"),
     "as_dataloader": Face(
         wrap=lambda loader: loader.as_dataloader(("label", "key")), keys=lambda batch: batch[1], after_break="next"
     ),
@@ -111,7 +105,7 @@ def _face(request: pytest.FixtureRequest) -> Face:
 
 
 def test_leaving_early_and_starting_again(small_shards: Path, whole: Epochs, face: Face) -> None:
-    """What comes after ``break`` is what the face says, and after it the next epoch as ever."""
+    """After `break`, the next loop begins where `Face.after_break` says; the loop after it reads the next epoch."""
     after = {"rest": whole[0][2:], "next": whole[1], "same": whole[0]}[face.after_break]
     then = {"rest": whole[1], "next": whole[2], "same": whole[0]}[face.after_break]
     with open_loader(small_shards, **face.options) as loader:

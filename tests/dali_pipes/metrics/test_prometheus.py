@@ -20,23 +20,37 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import dali_pipes as dp
 from dali_pipes.metrics.figures import FIGURES
+from dali_pipes.metrics.prometheus import NODE_S
 from tests.dali_pipes.raw import raw
 from tests.programs import wait_until
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-# A rank that serves its figures: reads all batches of an epoch, then waits to be told.
+# A rank that serves its figures: reads all batches of an epoch, then waits to be told. When there is a file ``ended``,
+# it says whether it has the port after it wrote its figures once more.
 ONE_RANK = """
 import sys
+from pathlib import Path
 import dali_pipes as dp
+from dali_pipes.metrics import prometheus
 from tests.dali_pipes.raw import raw
-shards, rank, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+shards, rank, port, ended = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+prometheus.NODE_S = 0.1
 loader = dp.loader(shards, raw, batch_size=4, device="cpu", rank=rank, world_size=2)
 loader.name = "train"
 served = dp.metrics.serve(port, labels={"run": "of-this-test"})
 num_samples = sum(len(batch["label"]) for (batch,) in loader)
 print(num_samples, served.has_port, flush=True)
+update, told = served.update, []
+
+def updated():
+    is_after = ended.exists()
+    update()
+    if is_after and not told:
+        told.append(print("after the end", served.has_port, flush=True))
+
+served.update = updated
 sys.stdin.read()
 """
 
@@ -84,22 +98,28 @@ def told(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_ranks_share_a_port_and_survive_its_owner(small_shards: Path, closed_port: int) -> None:
-    """A killed owner leaves nothing behind: the other rank answers, and a restarted rank joins.
+def test_ranks_share_a_port_and_survive_its_owner(small_shards: Path, closed_port: int, tmp_path: Path) -> None:
+    """A killed owner leaves nothing behind: the other rank has the port once it writes again. A restarted rank joins.
+
+    Ranks write each two seconds, as docs/how-to/watch.md promises; here ten times a second.
 
     A process that cannot answer may have the port: it is stopped, or holds Python's lock in a long call.
     """
-    with started(ONE_RANK, small_shards, 0, closed_port) as first:
+    assert NODE_S == 2
+    ended = tmp_path / "ended"
+    with started(ONE_RANK, small_shards, 0, closed_port, ended) as first:
         assert told(first) == "12 True"
         first.send_signal(signal.SIGSTOP)
-        with started(ONE_RANK, small_shards, 1, closed_port) as second:
+        with started(ONE_RANK, small_shards, 1, closed_port, ended) as second:
             assert told(second) == "11 False"
             first.send_signal(signal.SIGCONT)
             wait_for({"0": 12, "1": 11}, closed_port)
             first.kill()
             first.wait()
+            ended.touch()
+            assert told(second) == "after the end True"
             wait_for({"1": 11}, closed_port)
-            with started(ONE_RANK, small_shards, 0, closed_port) as again:
+            with started(ONE_RANK, small_shards, 0, closed_port, ended) as again:
                 assert told(again) == "12 False", "the port stays where it is"
                 wait_for({"0": 12, "1": 11}, closed_port)
 

@@ -34,14 +34,8 @@ def open_loader(shards: Path, tmp_path: Path) -> Iterator[Callable[..., dp.Loade
     with contextlib.ExitStack() as loaders:
 
         def open_(**options: Any) -> dp.Loader:
-            settings = {
-                "batch_size": 2,
-                "device": "cpu",
-                "decode": dp.Decode(threads=1),
-                "shuffle": dp.Shuffle(window_bytes=30_000),
-                "cache": dp.Cache(directory=tmp_path),
-            } | options
-            return loaders.enter_context(dp.loader(str(shards), raw, **settings))
+            usual = {"batch_size": 2, "directory": tmp_path, "window_bytes": 30_000}
+            return loaders.enter_context(open_windowed(shards, raw, **(usual | options)))
 
         yield open_
 

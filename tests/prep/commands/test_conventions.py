@@ -27,9 +27,7 @@ from prep.sources.demo_photos import demo_photos
 from tests.prep.sources.test_hf import write_hf
 from tests.shards import encode_photo, pack, write_pets
 
-WITHOUT_JSON = {
-    "completion": "prints a script, for a shell to read",
-}
+WITHOUT_JSON = {"completion": "prints a script, for a shell to read"}
 ELSEWHERE = {
     "demo": "tests/bench",
     "profile": "its own tests",
@@ -74,10 +72,7 @@ RUNS = {
 # at the port {closed}. tests/dali_pipes/commands/test_output.py checks the one line and the exit code of every error.
 FAILS = {
     "prep embedded": ("--dir {photos}/list.csv/x", "list.csv"),
-    "prep etl get": (
-        "ais://b/x-0.tar {out} --function pets --endpoint {closed}",
-        "no answer from AIStore at",
-    ),
+    "prep etl get": ("ais://b/x-0.tar {out} --function pets --endpoint {closed}", "no answer from AIStore at"),
     "cache warm": ("{out}/none --cache {cache}", "no such directory: '{out}'"),
     "prep add": ("{photos}/none {shards}", "no such file or directory: '{photos}/none'"),
     "prep compact": ("{photos}", "'{photos}' holds no .tar"),

@@ -20,6 +20,8 @@ from dali_pipes.store.cluster.embedded_node import start
 from prep.embedded.server import NodeServer
 from prep.embedded.storage import Storage
 
+PLACES = ["embedded", *([pytest.param("cluster", marks=pytest.mark.aistore)] if "AIS_ENDPOINT" in os.environ else [])]
+
 
 def sdk(endpoint: str) -> Client:
     """The SDK without its minute of retries, so that a failure shows at once."""
@@ -54,18 +56,16 @@ def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
         yield running
 
 
-@pytest.fixture(params=["embedded", pytest.param("cluster", marks=pytest.mark.aistore)])
+@pytest.fixture(params=PLACES)
 def client(request: pytest.FixtureRequest) -> Client:
     """The SDK on the embedded node, and on the cluster that AIS_ENDPOINT names."""
     if request.param == "embedded":
         return sdk(request.getfixturevalue("shared_node").endpoint)
-    if not os.environ.get("AIS_ENDPOINT"):
-        pytest.skip("AIS_ENDPOINT names no cluster")
     return sdk(os.environ["AIS_ENDPOINT"])
 
 
 @pytest.fixture
-def bucket(client: Client) -> Iterator[Bucket]:
+def sdk_bucket(client: Client) -> Iterator[Bucket]:
     """A new bucket, destroyed afterwards."""
     made = client.bucket(f"contract-{uuid.uuid4().hex[:12]}").create()
     yield made

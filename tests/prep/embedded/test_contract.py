@@ -57,25 +57,25 @@ def test_cluster_is_ready_and_tells_its_nodes_and_the_jobs_that_move_objects(cli
         assert all(job.kind == kind and not job.end_time.startswith("0001-") for job in jobs.list_snapshots())
 
 
-def test_bucket_create_list_destroy(client: Client, bucket: Bucket) -> None:
+def test_bucket_create_list_destroy(client: Client, sdk_bucket: Bucket) -> None:
     """A bucket exists from its creation to its destruction; to do either twice is an error unless allowed."""
-    assert bucket.name in [found.name for found in client.cluster().list_buckets()]
+    assert sdk_bucket.name in [found.name for found in client.cluster().list_buckets()]
     with pytest.raises(ErrBckAlreadyExists):
-        bucket.create()
-    bucket.create(exist_ok=True)
-    put(bucket, "a/b", b"x")
-    bucket.delete()
-    assert bucket.name not in [found.name for found in client.cluster().list_buckets()]
+        sdk_bucket.create()
+    sdk_bucket.create(exist_ok=True)
+    put(sdk_bucket, "a/b", b"x")
+    sdk_bucket.delete()
+    assert sdk_bucket.name not in [found.name for found in client.cluster().list_buckets()]
     with pytest.raises(ErrBckNotFound):
-        bucket.delete()
-    bucket.delete(missing_ok=True)
-    bucket.create()
-    assert bucket.list_all_objects() == []  # what it held is gone
+        sdk_bucket.delete()
+    sdk_bucket.delete(missing_ok=True)
+    sdk_bucket.create()
+    assert sdk_bucket.list_all_objects() == []  # what it held is gone
 
 
-def test_bucket_head_gives_properties(bucket: Bucket, client: Client) -> None:
+def test_bucket_head_gives_properties(sdk_bucket: Bucket, client: Client) -> None:
     """Bucket properties name the checksum that objects carry."""
-    props = json.loads(bucket.head()["Ais-Bucket-Props"])
+    props = json.loads(sdk_bucket.head()["Ais-Bucket-Props"])
     assert props["checksum"]["type"] == "xxhash2"
     assert props["provider"] == "ais"
     assert int(props["created"]) > 0
@@ -95,40 +95,40 @@ def test_bucket_with_a_bad_name_is_refused(client: Client) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 513, 9 << 20])
-def test_object_comes_back_as_it_went(bucket: Bucket, num_bytes: int) -> None:
+def test_object_comes_back_as_it_went(sdk_bucket: Bucket, num_bytes: int) -> None:
     """Bytes, size and checksum (XXH64) are right for every size; the largest object is sent in pieces."""
     data = bytes(range(256)) * (num_bytes // 256) + bytes(num_bytes % 256)
-    put(bucket, "dir/object", data)
-    assert get(bucket, "dir/object") == data
-    props = bucket.object("dir/object").props
+    put(sdk_bucket, "dir/object", data)
+    assert get(sdk_bucket, "dir/object") == data
+    props = sdk_bucket.object("dir/object").props
     assert props.size == num_bytes
     assert (props.checksum_type, props.checksum_value) == ("xxhash2", xxhash.xxh64_hexdigest(data))
     assert props.obj_version == "1"
     assert props.present
 
 
-def test_object_from_a_file_and_as_a_stream(bucket: Bucket, tmp_path: Path) -> None:
+def test_object_from_a_file_and_as_a_stream(sdk_bucket: Bucket, tmp_path: Path) -> None:
     """A file is uploaded, and downloaded in pieces, through the proxy and directly from the target."""
     data = b"0123456789" * 100_000
     (tmp_path / "file").write_bytes(data)
-    bucket.object("file").get_writer().put_file(tmp_path / "file")
-    assert b"".join(bucket.object("file").get_reader(chunk_size=4096)) == data
-    assert bytes(bucket.object("file").get_reader(direct=True).read_all()) == data
+    sdk_bucket.object("file").get_writer().put_file(tmp_path / "file")
+    assert b"".join(sdk_bucket.object("file").get_reader(chunk_size=4096)) == data
+    assert bytes(sdk_bucket.object("file").get_reader(direct=True).read_all()) == data
 
 
-def test_object_missing_or_deleted_is_gone(client: Client, bucket: Bucket) -> None:
+def test_object_missing_or_deleted_is_gone(client: Client, sdk_bucket: Bucket) -> None:
     """The errors distinguish a missing object from a missing bucket."""
     for name in ("a", "b"):
-        put(bucket, name, b"x")
-    bucket.object("a").delete()
+        put(sdk_bucket, name, b"x")
+    sdk_bucket.object("a").delete()
     with pytest.raises(ErrObjNotFound):
-        get(bucket, "a")
-    assert [entry.name for entry in bucket.list_all_objects()] == ["b"]
+        get(sdk_bucket, "a")
+    assert [entry.name for entry in sdk_bucket.list_all_objects()] == ["b"]
     with pytest.raises(AISError) as missing:
-        bucket.object("a").head()
+        sdk_bucket.object("a").head()
     assert missing.value.status_code == 404
     with pytest.raises(ErrObjNotFound):
-        bucket.object("a").delete()
+        sdk_bucket.object("a").delete()
     nowhere = client.bucket("contract-nosuch")
     with pytest.raises(ErrBckNotFound):
         get(nowhere, "no")
@@ -154,26 +154,26 @@ NAMES = [
 ]
 
 
-def test_object_names_of_all_sorts(bucket: Bucket) -> None:
+def test_object_names_of_all_sorts(sdk_bucket: Bucket) -> None:
     """Each name has its own bytes, and the listing has all names, in the order of code points."""
     for name in NAMES:
-        put(bucket, name, name.encode())
+        put(sdk_bucket, name, name.encode())
     for name in NAMES:
-        assert get(bucket, name) == name.encode()
-    assert [entry.name for entry in bucket.list_all_objects()] == sorted(NAMES)
+        assert get(sdk_bucket, name) == name.encode()
+    assert [entry.name for entry in sdk_bucket.list_all_objects()] == sorted(NAMES)
 
 
-def test_object_put_by_many_at_once_is_one_of_them(bucket: Bucket) -> None:
+def test_object_put_by_many_at_once_is_one_of_them(sdk_bucket: Bucket) -> None:
     """Readers and writers of one object never see a mixture of two versions."""
     bodies = [bytes([65 + index]) * 300_000 for index in range(6)]
-    put(bucket, "a", bodies[0])
+    put(sdk_bucket, "a", bodies[0])
 
     def run(body: bytes) -> list[bytes]:
         seen = []
         for _ in range(4):
             try:
-                put(bucket, "a", body)
-                seen.append(get(bucket, "a"))
+                put(sdk_bucket, "a", body)
+                seen.append(get(sdk_bucket, "a"))
             except AISError as exc:  # a cluster may say that the object is busy
                 if exc.status_code not in (404, 409, 503):
                     raise
@@ -181,9 +181,9 @@ def test_object_put_by_many_at_once_is_one_of_them(bucket: Bucket) -> None:
 
     with ThreadPoolExecutor(len(bodies)) as pool:
         seen = {data for found in pool.map(run, bodies) for data in found}
-    final = get(bucket, "a")
+    final = get(sdk_bucket, "a")
     assert seen | {final} <= set(bodies)
-    assert bucket.object("a").props.checksum_value == xxhash.xxh64_hexdigest(final)
+    assert sdk_bucket.object("a").props.checksum_value == xxhash.xxh64_hexdigest(final)
 
 
 # What a transport of its own goes by: ranges, versions, redirects
@@ -200,19 +200,19 @@ def test_object_put_by_many_at_once_is_one_of_them(bucket: Bucket) -> None:
     ],
 )
 def test_range_answer_says_which_bytes_of_how_many(
-    bucket: Bucket, byte_range: str, expected: bytes, content_range: str
+    sdk_bucket: Bucket, byte_range: str, expected: bytes, content_range: str
 ) -> None:
     """The answer is 206 with range, length and version, and the checksum of the whole object."""
-    put(bucket, "a", b"0123456789")
-    assert bytes(bucket.object("a").get_reader(byte_range=byte_range).read_all()) == expected
-    answer = ask_range(bucket, "a", byte_range)
+    put(sdk_bucket, "a", b"0123456789")
+    assert bytes(sdk_bucket.object("a").get_reader(byte_range=byte_range).read_all()) == expected
+    answer = ask_range(sdk_bucket, "a", byte_range)
     assert (answer.status_code, answer.content) == (206, expected)
     assert answer.headers["Content-Range"] == content_range
     assert answer.headers["Content-Length"] == str(len(expected))
     assert answer.headers["Accept-Ranges"] == "bytes"
     assert answer.headers["Ais-Version"] == "1"
     assert checksum_of(answer) == ("xxhash2", xxhash.xxh64_hexdigest(b"0123456789"))
-    whole = ask(bucket, "GET", "a")
+    whole = ask(sdk_bucket, "GET", "a")
     assert (whole.status_code, whole.headers["Content-Length"]) == (200, "10")
     assert "Content-Range" not in whole.headers
 
@@ -228,60 +228,60 @@ def test_range_answer_says_which_bytes_of_how_many(
     ],
 )
 def test_range_refused_says_how_many_bytes_there_are(
-    bucket: Bucket, byte_range: str, content_range: str | None
+    sdk_bucket: Bucket, byte_range: str, content_range: str | None
 ) -> None:
     """The answer is 416. For a range outside the object it has the size: a client learns that the object has shrunk."""
-    put(bucket, "a", b"0123456789")
+    put(sdk_bucket, "a", b"0123456789")
     with pytest.raises(AISError) as refused:
-        ask_range(bucket, "a", byte_range)
+        ask_range(sdk_bucket, "a", byte_range)
     assert refused.value.status_code == 416
     cause = refused.value.__cause__
     assert isinstance(cause, requests.HTTPError)
     assert cause.response is not None
     assert cause.response.headers.get("Content-Range") == content_range
-    assert ask(bucket, "GET", "a").headers["Content-Length"] == "10"
+    assert ask(sdk_bucket, "GET", "a").headers["Content-Length"] == "10"
 
 
-def test_range_after_the_object_was_replaced_has_another_version(bucket: Bucket) -> None:
+def test_range_after_the_object_was_replaced_has_another_version(sdk_bucket: Bucket) -> None:
     """The version changes even if the bytes stay the same: two ranges with one version belong to one object.
 
     After a delete the version starts again at 1, and only the checksum distinguishes two objects.
     """
     answers = []
     for data in (b"0123456789", b"abcdefghij", b"abcdefghij"):
-        put(bucket, "a", data)
-        answers.append(ask_range(bucket, "a", "bytes=5-9"))
-    bucket.object("a").delete()
-    put(bucket, "a", b"another")
-    answers.append(ask_range(bucket, "a", "bytes=0-4"))
+        put(sdk_bucket, "a", data)
+        answers.append(ask_range(sdk_bucket, "a", "bytes=5-9"))
+    sdk_bucket.object("a").delete()
+    put(sdk_bucket, "a", b"another")
+    answers.append(ask_range(sdk_bucket, "a", "bytes=0-4"))
     assert [answer.headers["Ais-Version"] for answer in answers] == ["1", "2", "3", "1"]
     first, second, third, last = map(checksum_of, answers)
     assert first != second == third != last != first
 
 
-def test_redirect_can_be_used_again(bucket: Bucket) -> None:
+def test_redirect_can_be_used_again(sdk_bucket: Bucket) -> None:
     """A target's address serves any number of requests, with other ranges and any time in its query."""
-    put(bucket, "a", b"0123456789")
-    first = ask(bucket, "GET", "a", allow_redirects=False)
+    put(sdk_bucket, "a", b"0123456789")
+    first = ask(sdk_bucket, "GET", "a", allow_redirects=False)
     assert first.status_code == 301
     location = first.headers["Location"]
-    assert f"/v1/objects/{bucket.name}/a?provider=ais&pid=" in location
+    assert f"/v1/objects/{sdk_bucket.name}/a?provider=ais&pid=" in location
     assert "&utm=" in location
     for byte_range, expected in (("bytes=0-1", b"01"), ("bytes=8-", b"89")):
         for url in (location, location.partition("&utm=")[0]):
-            answer = ask_target(bucket, url, Range=byte_range)
+            answer = ask_target(sdk_bucket, url, Range=byte_range)
             assert (answer.status_code, answer.content) == (206, expected)
 
 
-def test_redirect_of_a_head_is_307_and_of_a_missing_object_too(bucket: Bucket) -> None:
+def test_redirect_of_a_head_is_307_and_of_a_missing_object_too(sdk_bucket: Bucket) -> None:
     """The proxy knows buckets, not objects: it also redirects requests for objects that the target will not find."""
-    assert ask(bucket, "HEAD", "no", allow_redirects=False).status_code == 307
-    missing = ask(bucket, "GET", "no", allow_redirects=False)
+    assert ask(sdk_bucket, "HEAD", "no", allow_redirects=False).status_code == 307
+    missing = ask(sdk_bucket, "GET", "no", allow_redirects=False)
     assert missing.status_code == 301
-    answer = ask_target(bucket, missing.headers["Location"])
+    answer = ask_target(sdk_bucket, missing.headers["Location"])
     assert answer.status_code == 404
     assert answer.json()["tcode"] == "ErrNotFound"
-    assert f"ais://{bucket.name}/no does not exist" in answer.json()["message"]
+    assert f"ais://{sdk_bucket.name}/no does not exist" in answer.json()["message"]
 
 
 # Checksum types
@@ -352,55 +352,55 @@ def test_checksum_type_none_has_no_headers(typed: Bucket, checksum_type: str) ->
     assert [entry.checksum for entry in typed.list_all_objects(props="name,checksum")] == [""]
 
 
-def test_checksum_type_set_later_is_for_later_objects(bucket: Bucket) -> None:
+def test_checksum_type_set_later_is_for_later_objects(sdk_bucket: Bucket) -> None:
     """Stored objects keep their checksums."""
-    put(bucket, "old", b"data")
-    bucket.make_request("PATCH", "set-bprops", value={"checksum": {"type": "md5"}})
-    put(bucket, "new", b"data")
-    assert checksum_of(ask(bucket, "GET", "old")) == ("xxhash2", xxhash.xxh64_hexdigest(b"data"))
-    assert checksum_of(ask(bucket, "HEAD", "old")) == ("xxhash2", xxhash.xxh64_hexdigest(b"data"))
-    assert checksum_of(ask(bucket, "GET", "new")) == ("md5", hashlib.md5(b"data").hexdigest())
+    put(sdk_bucket, "old", b"data")
+    sdk_bucket.make_request("PATCH", "set-bprops", value={"checksum": {"type": "md5"}})
+    put(sdk_bucket, "new", b"data")
+    assert checksum_of(ask(sdk_bucket, "GET", "old")) == ("xxhash2", xxhash.xxh64_hexdigest(b"data"))
+    assert checksum_of(ask(sdk_bucket, "HEAD", "old")) == ("xxhash2", xxhash.xxh64_hexdigest(b"data"))
+    assert checksum_of(ask(sdk_bucket, "GET", "new")) == ("md5", hashlib.md5(b"data").hexdigest())
 
 
-def test_checksum_type_that_is_none_is_refused(client: Client, bucket: Bucket) -> None:
+def test_checksum_type_that_is_none_is_refused(client: Client, sdk_bucket: Bucket) -> None:
     """The answer is 400; no bucket is made, and an existing bucket stays as it is."""
     for checksum_type in ("bogus", "XXHASH2", 5):
         with pytest.raises(AISError) as refused:
-            new_bucket(client, f"{bucket.name}-x", type=checksum_type)
+            new_bucket(client, f"{sdk_bucket.name}-x", type=checksum_type)
         assert refused.value.status_code == 400
         with pytest.raises(AISError) as refused:
-            bucket.make_request("PATCH", "set-bprops", value={"checksum": {"type": checksum_type}})
+            sdk_bucket.make_request("PATCH", "set-bprops", value={"checksum": {"type": checksum_type}})
         assert refused.value.status_code == 400
-    assert f"{bucket.name}-x" not in [found.name for found in client.cluster().list_buckets()]
-    assert json.loads(bucket.head()["Ais-Bucket-Props"])["checksum"]["type"] == "xxhash2"
+    assert f"{sdk_bucket.name}-x" not in [found.name for found in client.cluster().list_buckets()]
+    assert json.loads(sdk_bucket.head()["Ais-Bucket-Props"])["checksum"]["type"] == "xxhash2"
 
 
 @pytest.mark.parametrize("checksum_type", list(CHECKSUMS))
-def test_put_is_held_against_a_checksum_of_any_type(bucket: Bucket, checksum_type: str) -> None:
+def test_put_is_held_against_a_checksum_of_any_type(sdk_bucket: Bucket, checksum_type: str) -> None:
     """A wrong checksum is answered with 500, and nothing is stored; else the bucket's type of checksum is stored."""
 
     def put_with(value: str) -> requests.Response:
         headers = {"Ais-Checksum-Type": checksum_type, "Ais-Checksum-Value": value}
-        return ask(bucket, "PUT", "a", data=b"data", headers=headers)
+        return ask(sdk_bucket, "PUT", "a", data=b"data", headers=headers)
 
     with pytest.raises(AISError, match="BAD DATA CHECKSUM") as refused:
         put_with(CHECKSUMS[checksum_type](b"other"))
     assert refused.value.status_code == 500
-    assert bucket.list_all_objects() == []
+    assert sdk_bucket.list_all_objects() == []
     answer = put_with(CHECKSUMS[checksum_type](b"data"))
     assert checksum_of(answer) == ("xxhash2", xxhash.xxh64_hexdigest(b"data"))
-    assert get(bucket, "a") == b"data"
+    assert get(sdk_bucket, "a") == b"data"
 
 
 # Listings
 
 
 @pytest.fixture
-def listed(bucket: Bucket) -> Bucket:
+def listed(sdk_bucket: Bucket) -> Bucket:
     for index in range(5):
-        put(bucket, f"train-{index:02}.tar", b"x" * index)
-    put(bucket, "val-00.tar", b"x")
-    return bucket
+        put(sdk_bucket, f"train-{index:02}.tar", b"x" * index)
+    put(sdk_bucket, "val-00.tar", b"x")
+    return sdk_bucket
 
 
 def names_of(bucket: Bucket, **options: Any) -> list[str]:

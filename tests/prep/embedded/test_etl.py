@@ -110,7 +110,7 @@ def test_what_comes_through_an_etl_is_whole_and_of_unknown_length(allowing: Clie
 
 
 def test_node_of_one_function_runs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the environment says: 403 names the function, and no process starts."""
+    """The environment allows more, but 403 names the function, and no process starts."""
     monkeypatch.setenv(ALLOW_ETL, "1")
     with start(tmp_path / "ais", etl_function=f"{FUNCTIONS}:same") as node:
         client = sdk(node.endpoint)

@@ -122,7 +122,7 @@ def test_connection_whose_owner_cannot_be_found_is_refused(tmp_path: Path, monke
 
 
 def test_folder_and_files_are_for_their_owner_alone(tmp_path: Path) -> None:
-    """Whatever the umask of the process that starts the node."""
+    """The umask of the process that starts the node does not matter."""
     before = os.umask(0)
     try:
         with start(tmp_path / "ais") as node:

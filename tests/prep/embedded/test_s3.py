@@ -12,11 +12,11 @@ BODY = b"0123456789"
 
 
 @pytest.fixture
-def stored(bucket: Bucket) -> Bucket:
+def stored(sdk_bucket: Bucket) -> Bucket:
     """A bucket with the objects ``a`` and ``dir/b``, ten bytes each."""
     for name in ("a", "dir/b"):
-        bucket.object(name).get_writer().put_content(BODY)
-    return bucket
+        sdk_bucket.object(name).get_writer().put_content(BODY)
+    return sdk_bucket
 
 
 def ask(bucket: Bucket, method: str, name: str, *, of: str | None = None, **headers: str) -> requests.Response:

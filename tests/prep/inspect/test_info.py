@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.photo_header import read_whole_photo_header
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import resolve_shards
 from prep.inspect.info import Distribution, SetInfo, describe_set
 from prep.photos.details import PhotoDetails, photo_details
 from tests.prep.commands.calls import call_prep
-from tests.shards import Sample, fill_bucket, image_bytes, make_samples, mask_bytes, photo_bytes, write_shards
+from tests.shards import Sample, fill_bucket, image_bytes, make_samples, photo_bytes, write_shards
 
 
 def describe(shards: Path | str, **options: int) -> SetInfo:
@@ -182,21 +181,6 @@ def test_distribution_bins_hold_all(values: list[int], edges: list[int], counts:
     found = Distribution.of(np.array(values))
     assert (found.edges, found.counts) == (edges, counts)
     assert (found.least, found.greatest, sum(found.counts)) == (min(values), max(values), len(values))
-
-
-def test_bad_input_is_told(small_shards: Path, tmp_path: Path) -> None:
-    """Arguments, places that are none, manifests and indexes that are damaged."""
-    assert "-1 is not in the range x>=0" in call(small_shards, "--pixels", "-1").output
-    with pytest.raises(StoreError, match="no such directory"):
-        describe(tmp_path / "nowhere" / "s-")
-    write_shards(tmp_path / "set", make_samples([(40, 30)] * 4), per_shard=2)
-    index = tmp_path / "set" / "s-000001.index.safetensors"
-    index.write_bytes(index.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(DataError, match="is not the index that the manifest was made with; find out what is wrong"):
-        describe(tmp_path / "set")
-    (tmp_path / "set" / "s-manifest.safetensors").write_bytes(mask_bytes(1, 3, 3))
-    with pytest.raises(DataError, match="expected a dali-pipes manifest"):
-        describe(tmp_path / "set")
 
 
 SHAPES = [(48, 80), (64, 64), (80, 48)]

@@ -58,21 +58,6 @@ def test_picture_has_the_samples_that_were_asked_for(tmp_path: Path) -> None:
             draw_sheet(shards, ShowOptions(**{"num": 4} | wrong))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ("out.txt", "expected a page's name, .html, or a picture's name, .png, .jpg or .webp, got 'out.txt'"),
-        ("nowhere/out.png", "no directory 'nowhere'; make it"),
-        ("a.png --quarantine bad.tsv", "--quarantine is for a page: name one, -o page.html"),
-        ("out.png --keys k1 --where-label 1", "--keys and --where-label exclude each other"),
-    ],
-)
-def test_misuse_says_what_was_expected(small_shards: Path, arguments: str, text: str) -> None:
-    result = call(small_shards, *arguments.split())
-    assert result.exit_code == 2
-    assert text in result.output
-
-
 def page_of(shards: Path, **options: Any) -> Page:
     return view_page(resolve_shards(shards, endpoint=None), ShowOptions(**{"num": 200} | options))
 

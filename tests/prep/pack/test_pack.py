@@ -18,7 +18,7 @@ from prep.left_out import MaxBad
 from prep.pack.pack import OnBad, open_target
 from prep.pack.target import ShardPlan, plan_shards
 from prep.sources.record import Record, Source
-from tests.shards import encode_mask, encode_photo, make_source, pack
+from tests.shards import contents_of, encode_mask, encode_photo, make_source, pack
 from tests.turned_photos import exif_block, with_exif
 
 
@@ -35,10 +35,6 @@ def _read_back(store: Store, names: tuple[str, ...], folder: Path) -> list[dict[
 
 def _resolve(store: Store) -> ShardSet:
     return resolve_shards(f"{store.url}/samples-", endpoint=getattr(store, "endpoint", None))
-
-
-def _contents(store: Store) -> dict[str, bytes]:
-    return {entry.name: store.read(entry.name) for entry in store.list("")}
 
 
 def _source(*records: Record) -> Source:
@@ -206,10 +202,10 @@ def test_pack_files_that_cannot_be_read_are_skipped_or_kept_without_them(tmp_pat
 def test_pack_over_other_shards_is_refused_and_done_with_overwrite(store: Store, other: Source, message: str) -> None:
     pack(other, store=store, max_count=10)
     index_shards(_resolve(store))
-    before = _contents(store)
+    before = contents_of(store)
     with pytest.raises(StoreError, match=message):
         pack(make_source(23), store=store, max_count=10)
-    assert _contents(store) == before  # nothing was lost
+    assert contents_of(store) == before  # nothing was lost
     report = pack(make_source(23), store=store, max_count=10, overwrite=True)
     names = {entry.name for entry in store.list("")}
     # No shard of the other pack is left, nor a manifest that describes one.

@@ -17,12 +17,7 @@ from prep.sources.folders import pets
 from prep.sources.record import Record, Source
 from prep.tar.writer import Range
 from tests.programs import start_python, wait_until
-from tests.shards import encode_photo, make_source, pack, write_pets
-
-
-def _contents(store: Store) -> dict[str, bytes]:
-    return {entry.name: store.read(entry.name) for entry in store.list("")}
-
+from tests.shards import contents_of, encode_photo, make_source, pack, write_pets
 
 GIF = encode_photo("gif", mode="L")
 
@@ -113,11 +108,11 @@ def test_pack_by_processes_gives_the_same_bytes_notes_and_reports(store: Store, 
         two = pack(source, store=store, prefix=prefix, max_count=4, on_bad="skip", jobs=2)
         assert (two.shards, two.num_samples, two.num_bytes) == (one.shards, one.num_samples, one.num_bytes)
         assert (two.skipped, two.noted, two.num_written) == (one.skipped, one.noted, 6)
-    assert _contents(store) == _contents(alone)
+    assert contents_of(store) == contents_of(alone)
     store.delete("made-000003.tar")
     for num_written in (1, 0):
         assert pack(source, store=store, prefix="made-", max_count=4, jobs=2).num_written == num_written
-    assert _contents(store) == _contents(alone)
+    assert contents_of(store) == contents_of(alone)
 
 
 @pytest.mark.usefixtures("_shared")

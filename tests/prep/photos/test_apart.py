@@ -12,8 +12,8 @@ from PIL import Image
 from dali_pipes.formats.photo_header import PhotoHeader, read_whole_photo_header
 from prep.photos import decoders as apart
 from prep.photos.decoders import Undecodable, decode_apart
-from tests.hostile_photos import animated_png, gif, jpeg2000, pixels_of, tiff
-from tests.shards import image_bytes
+from tests.hostile_photos import animated_png, gif, jpeg2000, tiff
+from tests.shards import image_bytes, pixels_of
 
 SIZE = (50, 40)
 SIXTEEN = np.random.default_rng(0).integers(0, 1 << 16, (SIZE[1], SIZE[0])).astype(np.uint16)

@@ -8,17 +8,14 @@ import pytest
 from dali_pipes.formats.photo_header import MAX_PIXELS
 from prep.pack.check import mask_problem
 from tests.shards import encode_mask
+from tests.turned_photos import png_chunk
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-
 def _png(height: int, width: int, *pixels: bytes) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    chunks = [_chunk(b"IHDR", header), *(_chunk(b"IDAT", part) for part in pixels), _chunk(b"IEND", b"")]
+    chunks = [png_chunk(b"IHDR", header), *(png_chunk(b"IDAT", part) for part in pixels), png_chunk(b"IEND", b"")]
     return SIGNATURE + b"".join(chunks)
 
 
@@ -48,7 +45,7 @@ def test_mask_that_is_damaged_is_found(data: bytes, problem: str) -> None:
 def test_mask_with_what_no_decoder_looks_at_is_good() -> None:
     """More pixels than are announced, and a text of another checksum."""
     assert mask_problem(_png(3, 4, zlib.compress(bytes(1 << 26)))) is None
-    text = bytearray(_chunk(b"tEXt", b"a\0b"))
+    text = bytearray(png_chunk(b"tEXt", b"a\0b"))
     text[-1] ^= 1
     mask = encode_mask()
     assert mask_problem(mask[:33] + bytes(text) + mask[33:]) is None

@@ -1,6 +1,7 @@
 """``prep pack``, ``prep verify`` and a loader say the same about each photo, by one function."""
 
 import pytest
+from PIL.PngImagePlugin import PngInfo
 
 from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules, read_whole_photo_header
 from dali_pipes.store.local import LocalStore
@@ -13,20 +14,48 @@ from tests.conftest import SHARED_DATA
 from tests.hostile_photos import (
     animated_png,
     broken_jpeg2000,
+    chunk_of,
     gif,
     jpeg2000,
-    large_jpeg,
     large_png,
     odd_webp,
-    pixels_of,
-    png_with_text,
     tiff,
-    with_metadata,
     with_thumbnail,
-    with_wrong_checksum,
-    without_chunk,
 )
-from tests.shards import Sample, image_bytes, mask_bytes, pack, photo_bytes, write_shards
+from tests.shards import Sample, image_bytes, mask_bytes, pack, photo_bytes, pixels_of, write_shards
+
+
+def with_wrong_checksum(png: bytes, kind: bytes) -> bytes:
+    """A PNG whose first chunk of a kind has another checksum than it says."""
+    _, stop = chunk_of(png, kind)
+    return png[: stop - 1] + bytes([png[stop - 1] ^ 1]) + png[stop:]
+
+
+def without_chunk(png: bytes, kind: bytes) -> bytes:
+    """A PNG without its first chunk of a kind."""
+    at, stop = chunk_of(png, kind)
+    return png[:at] + png[stop:]
+
+
+def png_with_text() -> bytes:
+    """A PNG that says who made it."""
+    notes = PngInfo()
+    notes.add_text("Author", "somebody")
+    return image_bytes(pixels_of(), "PNG", pnginfo=notes)
+
+
+def with_metadata(jpeg: bytes, num_bytes: int) -> bytes:
+    """A JPEG with so many bytes of metadata, twice, before its frame header."""
+    segment = b"\xff\xe2" + (num_bytes + 2).to_bytes(2) + bytes(num_bytes)
+    return jpeg[:2] + 2 * segment + jpeg[2:]
+
+
+def large_jpeg(height: int, width: int) -> bytes:
+    """A JPEG of many pixels by its header, which has fewer."""
+    jpeg = image_bytes(pixels_of(), "JPEG")
+    at = jpeg.index(b"\xff\xc0") + 5
+    return jpeg[:at] + height.to_bytes(2) + width.to_bytes(2) + jpeg[at + 4 :]
+
 
 PLAIN = animated_png()
 AT = PLAIN.index(b"acTL") - 4

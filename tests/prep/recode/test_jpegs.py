@@ -70,7 +70,7 @@ def test_a_preview_and_what_follows_the_end_are_left_out() -> None:
 @needs_jpegtran
 @pytest.mark.parametrize("is_progressive", [False, True])
 def test_damaged_photos_are_refused(is_progressive: bool) -> None:
-    """Whatever is cut off or overwritten: an error of ours, or the same pixels."""
+    """A photo that is cut off or overwritten gives an error of ours, or the same pixels."""
     data = photo_bytes(7, 64, 48, progressive=is_progressive)
     for stop in (2, 3, 20, 200, len(data) // 2, len(data) - 2):
         with pytest.raises(NotJpegError):

@@ -12,10 +12,10 @@ from dali_pipes.formats.photo_header import PhotoHeader, PhotoRules, read_whole_
 from prep.photos.decoders import Undecodable
 from prep.photos.details import photo_details
 from prep.recode.photos import Recoding, converted, resized
-from tests.hostile_photos import animated_png, gif, jpeg2000, pixels_of, tiff
+from tests.hostile_photos import animated_png, gif, jpeg2000, tiff
 from tests.prep.recode.photos import dali_pixels, exif, orientation, pixels
 from tests.prep.recode.test_jpegs import LAB
-from tests.shards import image_bytes, photo_bytes
+from tests.shards import image_bytes, photo_bytes, pixels_of
 from tests.turned_photos import exif_block, with_exif
 
 RULES = PhotoRules()

@@ -13,10 +13,10 @@ from dali_pipes.store.local import LocalStore
 from prep.pack.pack import PackReport
 from prep.recode.photos import Recoding
 from prep.sources.record import Record, Source
-from tests.hostile_photos import pixels_of, undecodable
+from tests.hostile_photos import undecodable
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.prep.recode.photos import needs_jpegtran
-from tests.shards import image_bytes, mask_bytes, pack, photo_bytes, read_tar, write_pets
+from tests.shards import image_bytes, mask_bytes, pack, photo_bytes, pixels_of, read_tar, write_pets
 
 SMALL = Recoding(short_side=32, masks="nearest")
 

@@ -1,23 +1,16 @@
 """Five shards of at most ten samples, in a directory and in a bucket."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
 from prep.shuffle import shuffle as shuffle_module
-from tests.shards import make_source, pack, read_tar
+from tests.shards import make_source, pack
 
 NUM_SAMPLES = 43
-
-
-def members_of(store: Store, names: Sequence[str]) -> list[tuple[str, bytes]]:
-    """Member names and bytes in the order of the shards."""
-    return [member for name in names for member in read_tar(store.read(name))]
 
 
 @pytest.fixture(autouse=True)

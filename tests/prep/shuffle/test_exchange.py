@@ -44,10 +44,7 @@ def outputs(store: Store, names: Sequence[str]) -> list[bytes]:
 # SHA-256 of all shards, one after the other, by shard_bytes: these never change.
 GOLDEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "shuffle": ({}, ["b4cbdfd94af650ba", "f06a25bf19a1ddde", "1cacd3f89994d201"]),
-    "none": (
-        {"algorithm": Algorithm(kind="none")},
-        ["57401ed799ea7f03", "804cbb19f0b00a9c", "2b78adcd1d9d74cd"],
-    ),
+    "none": ({"algorithm": Algorithm(kind="none")}, ["57401ed799ea7f03", "804cbb19f0b00a9c", "2b78adcd1d9d74cd"]),
     "alphanumeric": (
         {"algorithm": Algorithm(kind="alphanumeric", decreasing=True)},
         ["d5077a0cfcf8cb97", "309221d8607079a2", "2478d6f325229b75"],
@@ -137,12 +134,6 @@ def test_part_that_is_run_again_keeps_the_indexes_of_the_others(directory: Shard
     assert find_manifest(made) is None
     there = [name for name in made.names if directory.store.find(index_name(name)) is not None]
     assert there == [name for name in made.names if name != made.names[1]]
-
-
-def test_parts_without_shard_indexes_are_refused(directory: ShardSet) -> None:
-    with pytest.raises(StoreError, match=r"parts of a shuffle plan by the shard indexes .* dali-pipes prep index"):
-        run(directory, "parts", part=JobPart(number=1, total=2))
-    assert directory.store.list("parts-") == []
 
 
 KILLED = """

@@ -93,12 +93,7 @@ def test_expressions_hold_many_keys_each() -> None:
 def test_balanced_deals_each_class_evenly(labels: list[int], num_shards: int, seed: int) -> None:
     names = [f"{number}.jpg" for number in range(len(labels))]
     found = group_by(
-        names,
-        grouping=Grouping(by="balanced"),
-        prefix="x-",
-        labels=labels,
-        num_shards=num_shards,
-        seed=seed,
+        names, grouping=Grouping(by="balanced"), prefix="x-", labels=labels, num_shards=num_shards, seed=seed
     )
     rows = found.assign(names)
     for label in set(labels):
@@ -149,10 +144,7 @@ def test_split_stays_when_samples_are_added_or_removed() -> None:
         assert abs(sum(one == row for one in many.values()) - 3000 * share) < 5 * (3000 * share * (1 - share)) ** 0.5
 
 
-@given(
-    st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 50)), max_size=60),
-    st.integers(1, 100),
-)
+@given(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 50)), max_size=60), st.integers(1, 100))
 def test_cut_takes_each_sample_once_in_order(samples: list[tuple[int, int]], target: int) -> None:
     """Each shard but a group's last is over the target, and only with its last sample."""
     groups, sizes = [group for group, _ in samples], [size for _, size in samples]

@@ -25,8 +25,8 @@ from prep.shuffle import shuffle as shuffle_module
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle, spec_of
-from tests.prep.shuffle.conftest import NUM_SAMPLES, members_of
-from tests.shards import make_source, pack, tar_bytes
+from tests.prep.shuffle.conftest import NUM_SAMPLES
+from tests.shards import make_source, members_of, pack, tar_bytes
 
 
 def _names(store: AisStore, prefix: str) -> list[str]:

@@ -12,7 +12,7 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.sources.tars import tars
-from tests.shards import Sample, encode_photo, make_source, pack, read_tar, tar_bytes, write_tar
+from tests.shards import Sample, encode_photo, make_source, members_of, pack, tar_bytes, write_tar
 
 
 @pytest.fixture(params=["directory", "bucket"])
@@ -21,11 +21,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     made: Store = LocalStore(tmp_path / "in") if request.param == "directory" else request.getfixturevalue("bucket")
     pack(make_source(23), store=made, max_count=3, jobs=1)
     return made
-
-
-def _members(store: Store, names: tuple[str, ...]) -> list[tuple[str, bytes]]:
-    """All members of all shards, in order."""
-    return [member for name in names for member in read_tar(store.read(name))]
 
 
 def _resolve(store: Store, prefix: str = "samples-") -> Any:
@@ -41,7 +36,7 @@ def test_tars_keep_samples_order_bytes_and_classes(
     out = LocalStore(tmp_path / "out")
     report = pack(source, store=out, max_count=7, jobs=2)
     assert (len(report.shards), report.num_written) == (4, 4)
-    assert _members(out, report.shards) == _members(store, shards.names)
+    assert members_of(out, report.shards) == members_of(store, shards.names)
     manifest = index_shards(resolve_shards(tmp_path / "out", endpoint=None))
     assert (manifest.num_samples, manifest.classes) == (23, {0: "zero", 1: "one", 2: "two"})
 
@@ -97,7 +92,7 @@ def test_tars_members_keep_the_order_of_the_archive(tmp_path: Path) -> None:
     photo = encode_photo()
     write_tar(tmp_path / "x-0.tar", [Sample("b/2", {"JPG": photo, "txt": b"t", "cls": b" 4\n"})])
     report = pack(tars(resolve_shards(tmp_path / "x-0.tar", endpoint=None)), store=LocalStore(tmp_path / "out"))
-    found = _members(LocalStore(tmp_path / "out"), report.shards)
+    found = members_of(LocalStore(tmp_path / "out"), report.shards)
     assert found == [("b/2.jpg", photo), ("b/2.txt", b"t"), ("b/2.cls", b" 4\n")]
 
 

@@ -68,7 +68,7 @@ def test_stream_tar_gives_the_bytes_of_tarwriter(samples: dict[str, dict[str, by
     "size", [0, 1, 511, 512, CHUNK_BYTES - 512, CHUNK_BYTES - 511, CHUNK_BYTES, 3 * CHUNK_BYTES + 7]
 )
 def test_stream_tar_of_files_and_ranges_has_pieces_of_one_size(tmp_path: Path, size: int) -> None:
-    """Whatever lies at a piece's edge: a header, a member's last byte, its fill."""
+    """A piece may end in a header, at a member's last byte, or in its fill."""
     data = bytes(range(251)) * (size // 251 + 1)
     (tmp_path / "whole").write_bytes(data[:size])
     (tmp_path / "longer").write_bytes(b"before" + data[:size] + b"after")

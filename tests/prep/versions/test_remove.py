@@ -35,7 +35,7 @@ def said(*arguments: Any) -> str:
     return run_prep(*arguments).stdout
 
 
-def test_a_data_set_lives(place: Place, more: Path) -> None:
+def test_add_remove_compact_and_log_in_a_row(place: Place, more: Path) -> None:
     """Each command prints text lines or JSON; the log lists the commands."""
     cluster = ["--endpoint", place.endpoint] if place.endpoint else []
     added = said("add", more, place.url, "--known", "skip", *cluster)

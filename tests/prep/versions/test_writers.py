@@ -46,8 +46,10 @@ def undated(objects: dict[str, bytes]) -> dict[str, bytes]:
     ("place", "change"),
     [
         *(("directory", change) for change in (add_more, remove_some, compact_all, drop_old)),
-        ("bucket", remove_some),
-        *(pytest.param("bucket", change, marks=pytest.mark.nightly) for change in (add_more, compact_all, drop_old)),
+        *(
+            pytest.param("bucket", change, marks=pytest.mark.nightly)
+            for change in (add_more, remove_some, compact_all, drop_old)
+        ),
     ],
     indirect=["place"],
 )
