@@ -16,7 +16,6 @@ from tests.dali_pipes.fetch.served import (
     BRIEF,
     DATA,
     OTHER,
-    PATIENT,
     RETRY,
     Place,
     fails,
@@ -50,7 +49,7 @@ def fetching(
     ask_for: Callable[[str], ObjectRequest] | None = None,
     *,
     scheme: str = "s3",
-    patience: Patience = PATIENT,
+    patience: Patience = BRIEF,
 ) -> Iterator[ObjectFetcher]:
     source = CloudObjects(
         ask_for or Signer(endpoint),
@@ -178,7 +177,7 @@ def test_source_of_credentials_that_is_away_is_waited_for_and_a_lack_of_them_is_
     with scripted(say_object) as server:
         signer = Signer(server.endpoint)
         signer.error = ConnectionError("no route to the metadata")
-        with fetching(server.endpoint, signer, patience=BRIEF) as fetcher:
+        with fetching(server.endpoint, signer) as fetcher:
             fails(fetcher, StoreError, "cannot sign a request for it: no route to the metadata")
             signer.error = StoreError("no credentials")
             fails(fetcher, StoreError, "^no credentials$")

@@ -32,7 +32,7 @@ from tests.programs import wait_until
 from tests.servers.scripted import Script, Visit, never_ends, says, scripted
 
 ONCE = RetryPolicy(attempts=2, silence_s=10.0, connect_timeout_s=60.0)
-AT_ONCE = Patience(patience_s=60.0, longest_pause_s=0.0)
+AT_ONCE = Patience(patience_s=0.2, longest_pause_s=0.0)
 SMALL = DATA[:1000]
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

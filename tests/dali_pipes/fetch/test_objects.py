@@ -22,9 +22,9 @@ from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.http.wire import StoppedError
 from dali_pipes.store.patience import Patience
 from tests.dali_pipes.fetch.served import (
+    BRIEF,
     DATA,
     OTHER,
-    PATIENT,
     Place,
     checksum,
     fails,
@@ -168,7 +168,7 @@ def test_permanent_error_is_told_at_once(status: int, token: Token | None, expec
     with scripted(lambda visit: visit.say(status, b'{"tcode": "Err", "message": "no  good"}')) as server:
         connection = ClusterAccess(endpoint=server.endpoint, token=token)
         text = f"'aws://b/x.tar' at {server.endpoint}: ".replace("aws", "s3") + expected
-        with ObjectFetcher(StoredObjects(connection, "b", provider="aws"), patience=PATIENT) as fetcher:
+        with ObjectFetcher(StoredObjects(connection, "b", provider="aws"), patience=BRIEF) as fetcher:
             fails(fetcher, StoreError, text, name="x.tar")
         # An object that is not found may be on its way from one target to another: the cluster's map tells.
         looks = ["/v1/daemon?what=smap"] if status == 404 else []

@@ -331,7 +331,7 @@ def test_ctrl_c_in_close_comes_after_the_threads_have_ended(open_job: Callable[.
 
     job.stager._open_fetcher = lambda: Slow(job.store)
     job.stager.stage([0])
-    is_filling.wait(120)
+    assert is_filling.wait(120)
     with pytest.raises(KeyboardInterrupt):
         job.stager.close()
     running = [thread for thread in job.stager._threads if thread.is_running]

@@ -13,7 +13,7 @@ from dali_pipes.store.cloud.objects import CloudObjects
 from dali_pipes.store.http.answers import ObjectRequest
 from dali_pipes.store.http.client import HttpAccess
 from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
-from tests.dali_pipes.fetch.served import PATIENT, RETRY, ranged
+from tests.dali_pipes.fetch.served import BRIEF, RETRY, ranged
 from tests.servers.scripted import Script, ScriptedServer, Visit, scripted
 
 SMALL = random.Random(2).randbytes(4000)
@@ -37,7 +37,7 @@ def fetching_from(script: Script) -> Iterator[tuple[ScriptedServer, ObjectFetche
             access=HttpAccess(endpoint=server.endpoint),
             service="S3",
         )
-        with ObjectFetcher(source, retry=RETRY, patience=PATIENT) as fetcher:
+        with ObjectFetcher(source, retry=RETRY, patience=BRIEF) as fetcher:
             yield server, fetcher
 
 

@@ -29,6 +29,10 @@ def dealt(batch_size: int, *, rank: int = 0, world_size: int = 1, policy: str = 
     return Batching(batch_size=batch_size, process=Rank(rank=rank, world_size=world_size), last_batch_policy=policy)
 
 
+def of_one_class(num: int, *, factor: float) -> Selection:
+    return Selection(num, labels=np.zeros(num, np.int64), oversample={0: factor})
+
+
 def order_of(plan: Plan) -> list[int]:
     return [ordinal for step in plan.steps(dealt(plan.order.num_slices)) for ordinal in step.ordinals.tolist()]
 
@@ -298,6 +302,9 @@ def test_two_windows_are_reserved_or_all_shards_that_a_step_spans() -> None:
         assert plan.bytes_at_a_time(extents, dealt(step)) == 60 * expected
         reserved = reserved_bytes(extents, shard_bytes, samples, order=order, global_batch_size=step)
         assert reserved == 60 * expected
+    # Of 100 samples in a shard a pass draws one, or none, or several: the bound is that of shards with one.
+    options = {"global_batch_size": 20, "selection": of_one_class(10_000, factor=0.01)}
+    assert reserved_bytes(extents, shard_bytes, np.full(100, 100), order=order, **options) == 60 * 22
 
 
 def test_equal_random_words_keep_the_order_of_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +314,7 @@ def test_equal_random_words_keep_the_order_of_the_manifest(monkeypatch: pytest.M
     plan = Plan(shard_bytes=samples, shard_samples=samples, order=OrderInputs())
     listed = [10 * shard + place for shard in [*range(0, 100, 2), *range(1, 100, 2)] for place in range(10)]
     assert order_of(plan) == sorted(listed, key=lambda ordinal: ordinal % 2)
-    copies = Selection(8, labels=np.zeros(8, np.int64), oversample={0: 1.25}).part(0, 8).copies(0, 0)
+    copies = of_one_class(8, factor=1.25).part(0, 8).copies(0, 0)
     assert copies is not None
     assert copies.tolist() == [2, 1, 2, 1, 1, 1, 1, 1]
 
@@ -352,6 +359,10 @@ def test_bad_arguments_are_refused(order: dict, text: str) -> None:
         (
             {"order": OrderInputs(num_slices=2), "selection": Selection(7, excluded=[0, 1, 2])},
             "slices must not exceed the number of shards with anything left to read, 1, got 2",
+        ),
+        (
+            {"order": OrderInputs(num_slices=2), "selection": of_one_class(7, factor=0.3)},
+            "slices must not exceed the number of shards that every pass reads, 1, got 2",
         ),
         (
             {"set_shards": [1, 1], "order": OrderInputs(weights=(0.99, 0.01), epoch_samples=7)},
