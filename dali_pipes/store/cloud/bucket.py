@@ -110,7 +110,7 @@ class BucketObjects(CloudObjects):
             except (BaseError, FileNotFoundError) as exc:
                 refusal = Refusal.of_error(exc)
                 self.has_answered |= bool(refusal.status)
-                if refusal.is_passing:
+                if refusal.is_passing or self.renews(refusal):
                     if any(server in str(exc) for server in _METADATA_SERVERS):
                         raise StoreError(
                             f"no credentials for '{self.settings.url}'; they are looked for in this order: "
@@ -128,6 +128,7 @@ class BucketObjects(CloudObjects):
                     raise
                 raise StoreError(f"'{where}' at {origin}: obstore cannot read the answer: {exc}") from None
             self.has_answered |= asks_server
+            self.is_accepted |= asks_server
             waiting.progress()
             return result
 
@@ -141,7 +142,15 @@ class BucketObjects(CloudObjects):
             # Who pays (AWS_REQUEST_PAYER) is in the URL: S3 refuses fields x-amz-* that are not signed.
             sign: Any = lambda obstore, store: obstore.sign(store, "GET", name, _SIGNED_FOR)  # noqa: E731
             url = str(self.send(self.where(name), sign, asks_server=False))
-        return ObjectRequest(url, expires_s=_USED_FOR_S)
+        credentials = settings.credentials
+        return ObjectRequest(url, expires_s=min(_USED_FOR_S, credentials.left_s) if credentials else _USED_FOR_S)
+
+    def renews(self, refusal: Refusal) -> bool:
+        credentials = self.settings.credentials
+        if credentials is None or not refusal.is_stale:
+            return False
+        credentials.renew()
+        return self.is_accepted
 
 
 class CloudStore(RemoteStore):

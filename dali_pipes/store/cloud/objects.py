@@ -2,7 +2,7 @@
 
 A store of a cloud finds the credentials and signs; here are only requests that are signed already. A signature ends
 after some time, and so do the credentials with which it was made. So an object is signed for anew when its signature is
-old, and once when it is refused: a run of days needs no more than a store whose credentials are refreshed.
+old, and when it is refused: a run of days needs no more than a store whose credentials are refreshed.
 """
 
 import re
@@ -39,6 +39,8 @@ _PASSING_CODES = (
     "RequestTimeout", "SlowDown", "ServerBusy", "Throttling", "ThrottlingException", "InternalError",
     "XAmzContentSHA256Mismatch", "BadDigest",
 )  # fmt: skip
+# The server does not know the credentials, or no longer: new ones may be good.
+_STALE_CODES = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId")
 _NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 _ADVICE = {
     "RequestTimeTooSkewed": "the clock of this machine is wrong: set it (NTP)",
@@ -113,6 +115,11 @@ class Refusal(NamedTuple):
         return f"{self.status} {text}" if self.status else text
 
     @property
+    def is_stale(self) -> bool:
+        """Whether the credentials have ended. The answer to a HEAD has no code; S3 refuses rights by 403."""
+        return self.code in _STALE_CODES or (self.status == 400 and not self.code)
+
+    @property
     def is_passing(self) -> bool:
         """Whether another attempt may succeed: the server is away, or asks for a pause."""
         if self.status:
@@ -131,7 +138,7 @@ def refused(settings: CloudSettings, where: str, refusal: Refusal) -> StoreError
     advice = ""
     if refusal.region or refusal.status in REDIRECTS or "Region" in refusal.code:
         advice = f"; the bucket is in another region: set AWS_REGION={refusal.region or 'to it'}"
-    elif refusal.status in _REFUSED and settings.scheme in CHAINS:
+    elif (refusal.status in _REFUSED or refusal.is_stale) and settings.scheme in CHAINS:
         advice = f"; credentials are looked for in this order: {CHAINS[settings.scheme]}"
     elif not refusal.status and refusal.is_passing:
         advice = f"; is it the right address? {ADDRESSES.get(settings.scheme, 'check the URL')}"
@@ -160,9 +167,14 @@ class CloudObjects(ObjectSource):
         self._ask_for, self._locate, self._advice, self._address = ask_for, locate, advice, address
         self.service = service
         self.question = f"is {service} well, and the network between?"
+        self.is_accepted = False  # whether credentials have worked
 
     def where(self, name: str) -> str:
         return self._locate(name)
+
+    def renews(self, refusal: Refusal) -> bool:
+        """Whether a refused request may succeed: credentials that have worked have ended, and are read anew."""
+        return False
 
     def request(self, part: ObjectPart) -> ObjectRequest:
         """The signed request. What comes after the first bytes must be of the same version of the object."""
@@ -190,6 +202,7 @@ class CloudObjects(ObjectSource):
     def check_head(self, part: ObjectPart, answer: Answer) -> None:
         """See `ObjectSource.check_head`; also refuses an object that Google Cloud Storage unpacks on the way."""
         part.item.num_refused = 0
+        self.is_accepted = True
         stored = answer.headers.get("X-Goog-Stored-Content-Encoding", "identity")
         encoding = answer.headers.get("Content-Encoding", "identity")
         if stored != "identity" and encoding in ("", "identity"):
@@ -208,7 +221,7 @@ class CloudObjects(ObjectSource):
             ) from None
 
     def refusal(self, part: ObjectPart, asked: ObjectRequest, answer: Answer, body: bytes) -> Exception:
-        """See `ObjectSource.refusal`. A signature that is refused is made anew once."""
+        """See `ObjectSource.refusal`. A signature that is refused is made anew once, or until new credentials come."""
         self.has_answered = True
         item = part.item
         refusal = Refusal.of_text(
@@ -242,6 +255,8 @@ class CloudObjects(ObjectSource):
             if item.signed is not None and asked.url in (item.signed.url, item.target):
                 item.signed = None
                 item.num_refused += 1
+            if self.renews(refusal):
+                return FaultError(text, is_away=True)
             if item.num_refused < 2:
                 return FaultError(text, is_fruitless=True)
             advice = [known for known in (_ADVICE.get(code), self._advice) if known]

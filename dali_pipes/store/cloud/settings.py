@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from dali_pipes.errors import StoreError, keep_secret, printable
 from dali_pipes.store.base import SERVERS
+from dali_pipes.store.cloud.profiles import ProfileCredentials
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
@@ -193,8 +194,8 @@ class CloudSettings:
             "retry_config": {"max_retries": 2},
         }
         try:
-            if self.scheme == "s3" and (provider := self._profile()) is not None:
-                common["credential_provider"] = provider
+            if self.credentials is not None:
+                common["credential_provider"] = self.credentials
             makers: dict[str, Any] = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
             if self.scheme not in makers:
                 return stores.HTTPStore.from_url(self.base_url, **common)
@@ -206,13 +207,14 @@ class CloudSettings:
                 f"that hold the settings of {self.cloud}"
             ) from None
 
-    def _profile(self) -> Any:
-        """A provider of credentials from the profiles of AWS's configuration; ``None`` without profiles.
+    @cached_property
+    def credentials(self) -> ProfileCredentials | None:
+        """Credentials of AWS's profiles, which `obstore` does not read; ``None`` without profiles.
 
-        `obstore` does not read them. `boto3` does, with single sign-on, assumed roles and programs that print
-        credentials.
+        Raises:
+            StoreError: If boto3 is not installed, or the profiles have no credentials.
         """
-        if "aws_access_key_id" in self.options or self.is_anonymous:
+        if self.scheme != "s3" or "aws_access_key_id" in self.options or self.is_anonymous:
             return None
         files = (
             os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
@@ -223,22 +225,21 @@ class CloudSettings:
         try:
             from boto3 import Session
             from botocore.exceptions import BotoCoreError
-            from obstore.auth.boto3 import Boto3CredentialProvider
         except ImportError as exc:
             raise StoreError(
                 f"cannot open '{self.url}': AWS's profiles are read by the package 'boto3', and it is not "
                 "installed; pip install 'dali-pipes[cloud]', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             ) from exc
         try:
-            return Boto3CredentialProvider(Session())
-        except (BotoCoreError, ValueError) as exc:
+            return ProfileCredentials(Session)
+        except (BotoCoreError, ValueError, OSError) as exc:
             raise StoreError(
                 f"cannot open '{self.url}': no credentials in AWS's profiles: {exc}; check AWS_PROFILE, "
                 "~/.aws/config and ~/.aws/credentials"
             ) from None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "opened"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("opened", "credentials")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -78,7 +78,7 @@ with dp.loader(sys.argv[1], graph, batch_size=16, device="cpu", decode=decode) a
 @pytest.mark.nightly
 @pytest.mark.fresh_interpreter
 def test_memory_of_batches_is_reused(tmp_path: Path) -> None:
-    """32 batches of 100 kB photos, in a separate process, cause fewer than half the page faults of ``malloc``. An
+    """32 batches of 100 kB photos, in a process of their own, cause fewer than two thirds of malloc's page faults. An
     environment variable selects ``malloc``.
     """
     (photo,) = make_samples([(700, 500)])
@@ -89,7 +89,7 @@ def test_memory_of_batches_is_reused(tmp_path: Path) -> None:
         float(subprocess.check_output([sys.executable, "-c", EPOCHS, shards], text=True, env=base | chosen))
         for chosen in ({}, {"DALI_MALLOC_POOL_THRESHOLD": "32M"})
     ]
-    assert faults[0] < 0.5 * faults[1], f"page faults a sample: {faults}"
+    assert faults[0] < faults[1] * 2 / 3, f"page faults a sample: {faults}"
 
 
 def test_an_output_that_is_no_node_goes_to_the_gpu_as_a_constant() -> None:
