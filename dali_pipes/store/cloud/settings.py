@@ -102,6 +102,8 @@ class CloudSettings:
                 # What is behind these signs may be a secret.
                 shown = printable(value.partition("?")[0].rpartition("@")[2], max_chars=100)
                 raise ValueError(f"{variable} must be an address such as http://127.0.0.1:9000, got '{shown}'")
+            if "@" in urlsplit(value).netloc:
+                raise ValueError(f"{variable} must not hold a user name or a password: errors and logs name the server")
         return cls(scheme=scheme, bucket=bucket, options=options)
 
     @property

@@ -72,6 +72,24 @@ def test_a_server_without_a_scheme_is_an_error_that_names_the_variable(
     assert "secret" not in str(failed.value)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "variable"),
+    [
+        ("s3", "AWS_ENDPOINT_URL"),
+        ("gs", "GOOGLE_BASE_URL"),
+        ("gs", "STORAGE_EMULATOR_HOST"),
+        ("az", "AZURE_STORAGE_ENDPOINT"),
+    ],
+)
+def test_a_server_with_a_password_is_an_error_without_it(
+    scheme: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "http://user:hunter2hunter2@127.0.0.1:9000")
+    with pytest.raises(ValueError, match=r"must not hold a user name or a password") as failed:
+        CloudSettings.from_environment(scheme, "pets")
+    assert "hunter2" not in str(failed.value)
+
+
 def test_a_text_that_may_be_a_secret_is_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A malformed connection string; the signature in a SAS token, which a server may repeat alone."""
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", SECRET)
