@@ -18,7 +18,7 @@ MOST = {
     "dali_pipes/graph": (2_660, 9),
     "dali_pipes/graph/recipes": (620, 4),
     "dali_pipes/integrations": (860, 4),
-    "dali_pipes/metrics": (700, 3),
+    "dali_pipes/metrics": (730, 3),
     "dali_pipes/order": (1_960, 7),
     "dali_pipes/processes": (440, 2),
     "dali_pipes/reader": (1_320, 5),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (960, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 54_490, 235
+SUM_LINES, SUM_MODULES = 54_520, 235
 
 
 def sizes() -> dict[str, tuple[int, int]]:

@@ -17,18 +17,20 @@ import logging
 import os
 import re
 import secrets
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from dali_pipes.arguments import as_integer, as_number
 from dali_pipes.errors import printable
 from dali_pipes.metrics.figures import FIGURES, LOADERS
 
 try:
-    from prometheus_client import CollectorRegistry, Metric, generate_latest, start_http_server
+    from prometheus_client import CollectorRegistry, Metric, generate_latest, make_wsgi_app
     from prometheus_client.parser import text_string_to_metric_families
     from prometheus_client.registry import Collector
 except ImportError as exc:
@@ -38,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 NODE_S = 2.0
 """Seconds after which the processes of a node write their figures again, and one of them takes a port that is free."""
+ANSWER_S = 10.0
+"""A connection is ended after this time. One is answered at a time, so that nobody can fill a job with threads."""
 _OWN_LABELS = ("data_set", "loader", "rank")
 _FILES = f"dali_pipes_{'[0-9a-f]' * 8}.prom"
 
@@ -238,7 +242,7 @@ class NodeMetrics(TextfileWriter, Collector):
         lock = (self.path.parent / "port.lock").open("ab")
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._server, _ = start_http_server(self._port, self._host, self._registry)
+            self._server = _start_server(self._port, self._host, self._registry)
             self._port_lock = lock
         except OSError as exc:
             lock.close()
@@ -246,6 +250,34 @@ class NodeMetrics(TextfileWriter, Collector):
                 return
             reason = "another program has it; pass another port=" if exc.errno == errno.EADDRINUSE else exc.strerror
             raise OSError(exc.errno, f"cannot serve at port {self._port} of '{self._host}': {reason}") from exc
+
+
+class _Request(WSGIRequestHandler):
+    def handle(self) -> None:
+        ends = threading.Timer(ANSWER_S, self._end)
+        ends.start()
+        try:
+            super().handle()
+        finally:
+            ends.cancel()
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended by itself
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+def _start_server(port: int, host: str, registry: CollectorRegistry) -> WSGIServer:
+    class Server(WSGIServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A client that goes away is no fault of the job."""
+
+    server = make_server(host, port, make_wsgi_app(registry), Server, _Request)
+    threading.Thread(target=server.serve_forever, name="dali-pipes-metrics-port", daemon=True).start()
+    return server
 
 
 def serve(port: int = 9464, *, host: str = "127.0.0.1", labels: Mapping[str, str] | None = None) -> NodeMetrics:

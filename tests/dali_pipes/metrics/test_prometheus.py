@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import dali_pipes as dp
+from dali_pipes.metrics import prometheus
 from dali_pipes.metrics.figures import FIGURES
 from dali_pipes.metrics.prometheus import NODE_S
 from tests.dali_pipes.raw import raw
@@ -140,6 +142,32 @@ def test_every_figure_is_served_with_its_help(loader: dp.Loader, closed_port: in
     assert samples[0].value == loader.stats()["samples"]
     with pytest.raises(OSError, match="refused"):
         scraped(closed_port)
+
+
+def test_strangers_at_the_port_get_no_threads_and_no_end_of_time(
+    loader: dp.Loader, closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever says nothing, or one byte after the other, is sent away."""
+    with dp.metrics.serve(closed_port), contextlib.ExitStack() as clients:
+        before = threading.active_count()
+        silent = [clients.enter_context(socket.create_connection(("127.0.0.1", closed_port))) for _ in range(5)]
+        wait_until(lambda: threading.active_count() > before)
+        assert threading.active_count() == before + 1  # it ends the first of them
+        for client in silent:
+            client.close()
+        with monkeypatch.context() as brief:
+            brief.setattr(prometheus, "ANSWER_S", 0.1)
+            slow = clients.enter_context(socket.create_connection(("127.0.0.1", closed_port)))
+
+            def is_over() -> bool:
+                try:
+                    slow.sendall(b"G")
+                except OSError:
+                    return True
+                return False
+
+            wait_until(is_over)
+        assert "dali_pipes_epoch" in scraped(closed_port)
 
 
 def test_a_second_call_replaces_the_first(loader: dp.Loader, closed_port: int) -> None:
