@@ -16,7 +16,7 @@ from dali_pipes.formats.photo_names import has_mask_word
 from dali_pipes.progress import bar
 from prep.sources.record import HEAD_BYTES, Source
 from prep.sources.tables import PATH_COLUMNS, Fields, Table, find_known, source_of
-from prep.tar.inside import ParquetCells, parquet_file, read_cells
+from prep.tar.inside import Parquet, ParquetCells, parquet_file, read_cells
 from prep.tar.writer import Range
 from prep.workers import Report, Workers
 
@@ -121,10 +121,10 @@ def is_split(folder: str) -> bool:
 
 def read_schema(path: Path) -> Schema:
     """The columns of a Parquet file."""
-    with parquet_file(path) as file:
+    with parquet_file(path) as parquet:
         import pyarrow  # type: ignore[import-untyped,unused-ignore]  # an extra, without types
 
-        found = file.schema_arrow
+        found = parquet.file.schema_arrow
 
         def holds_photos(kind: Any) -> bool:
             kinds = [field.type for field in kind if field.name == "bytes"] if pyarrow.types.is_struct(kind) else [kind]
@@ -196,13 +196,11 @@ def _read_file(task: tuple[Path, Fields, list[str], str], report: Report) -> _Pa
     others = [column for column in fields.columns if column not in files]
     part = _Part({column: [] for column in fields.columns}, [], [], [])
     first = 0
-    with parquet_file(path) as file:
-        for group in range(file.num_row_groups):
-            cells = _parts(file, path, group, files, fields.root or path.parent)
-            if others:
-                read = file.read_row_group(group, columns=others)
-                cells |= {column: read.column(column).to_pylist() for column in others}
-            num_rows = file.metadata.row_group(group).num_rows
+    with parquet_file(path) as parquet:
+        for group in range(parquet.file.num_row_groups):
+            cells = _parts(parquet, path, group, files, fields.root or path.parent)
+            cells |= {column: parquet.values(column, group) for column in others}
+            num_rows = parquet.file.metadata.row_group(group).num_rows
             if odd := next((column for column, found in cells.items() if len(found) != num_rows), None):
                 raise DataError(
                     f"'{path}' is damaged: its row group {group} has {num_rows} rows, and column '{odd}' has "
@@ -221,13 +219,13 @@ def _read_file(task: tuple[Path, Fields, list[str], str], report: Report) -> _Pa
     return part
 
 
-def _parts(file: Any, path: Path, group: int, columns: tuple[str, ...], root: Path) -> dict[str, list[Any]]:
+def _parts(parquet: Parquet, path: Path, group: int, columns: tuple[str, ...], root: Path) -> dict[str, list[Any]]:
     """Column -> the place of each photo of a row group: in the file, or in a file of its own; ``None`` without one."""
     found: dict[str, list[Any]] = {column: [] for column in columns}
     if not columns:
         return found
     place, offset = ParquetCells(path, group, columns), 0
-    for column, data, name in read_cells(file, group, columns):
+    for column, data, name in read_cells(parquet, group, columns):
         if data is not None:
             header = read_whole_photo_header(data) if len(data) <= MAX_PHOTO_BYTES else None
             found[column].append(Range(place, offset, len(data), bytes(data[:HEAD_BYTES]), header))

@@ -339,8 +339,8 @@ def column_names(path: Path) -> list[str]:
     if suffix not in TABLE_SUFFIXES:
         raise ValueError(f"'{path}': a table's suffix must be one of {', '.join(TABLE_SUFFIXES)}, got '{suffix}'")
     if suffix == ".parquet":
-        with parquet_file(path) as file:
-            return list(file.schema_arrow.names)
+        with parquet_file(path) as parquet:
+            return list(parquet.file.schema_arrow.names)
     with _reading(path) as stream:
         _, row = next(_rows(path, stream), (0, {}))
     if not row:
@@ -351,9 +351,8 @@ def column_names(path: Path) -> list[str]:
 def _read_columns(path: Path, wanted: list[str]) -> Table:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        with parquet_file(path) as file:
-            read = file.read(columns=wanted)
-            cells = {name: read.column(name).to_pylist() for name in wanted}
+        with parquet_file(path) as parquet:
+            cells = {name: parquet.values(name) for name in wanted}
         return Table(cells, lambda row: f"'{path}', row {row}")
     cells = {name: [] for name in wanted}
     numbers = array("q")

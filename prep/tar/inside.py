@@ -81,6 +81,45 @@ class UnpackedFile:
 
 # Parquet
 
+_ROWS = 1024
+"""Rows that are unpacked at a time."""
+_UNPACKED_BYTES, _UNPACKED_SHARE = 64 << 20, 200
+"""A file may unpack to this size, and beyond it to this multiple of its own: a million equal labels are a few bytes."""
+
+_VALUE_BYTES = 50
+"""Of a Python object without its content."""
+
+
+class Parquet:
+    """An open Parquet file, of which no more is read than its size allows: a few bytes may stand for gigabytes."""
+
+    def __init__(self, file: Any, path: Path) -> None:
+        self.file, self._path = file, path
+        self._left = _UNPACKED_BYTES + _UNPACKED_SHARE * path.stat().st_size
+
+    def read(self, column: str, group: int | None = None) -> Iterator[Any]:
+        """The arrays of a column, of one row group or of all.
+
+        Raises:
+            DataError: If what was read of the file is larger than a file of its size may hold.
+        """
+        groups = None if group is None else [group]
+        for batch in self.file.iter_batches(_ROWS, row_groups=groups, columns=[column]):
+            array = batch.column(0)
+            if hasattr(array, "dictionary_decode"):  # equal values are there once, and counted once
+                array = array.dictionary_decode()
+            self._left -= array.nbytes + _VALUE_BYTES * len(array)
+            if self._left < 0:
+                raise DataError(
+                    f"'{self._path}' unpacks to more than {_UNPACKED_BYTES >> 20} MiB and {_UNPACKED_SHARE} times its "
+                    "size: no data set needs that; write the file anew"
+                )
+            yield array
+
+    def values(self, column: str, group: int | None = None) -> list[Any]:
+        """The values of a column, of one row group or of all."""
+        return [value for array in self.read(column, group) for value in array.to_pylist()]
+
 
 @dataclass(frozen=True)
 class ParquetCells:
@@ -116,8 +155,8 @@ def _read_group(path: Path, group: int, columns: tuple[str, ...]) -> tuple[list[
     starts: list[int] = []
     buffers: list[memoryview] = []
     offset = 0
-    with parquet_file(path) as file:
-        for _, data, _ in read_cells(file, group, columns):
+    with parquet_file(path) as parquet:
+        for _, data, _ in read_cells(parquet, group, columns):
             if data:
                 starts.append(offset)
                 buffers.append(data)
@@ -125,16 +164,17 @@ def _read_group(path: Path, group: int, columns: tuple[str, ...]) -> tuple[list[
     return starts, buffers
 
 
-def read_cells(file: Any, group: int, columns: Sequence[str]) -> Iterator[tuple[str, memoryview | None, str | None]]:
-    """Each cell of some columns of a row group of a ``ParquetFile``: the column, its bytes, and its path.
+def read_cells(
+    parquet: Parquet, group: int, columns: Sequence[str]
+) -> Iterator[tuple[str, memoryview | None, str | None]]:
+    """Each cell of some columns of a row group: the column, its bytes, and its path.
 
     A column is of bytes, or of Hugging Face's structs of bytes and path; either may be missing.
     """
     import pyarrow  # type: ignore[import-untyped,unused-ignore]  # an extra, without types
 
-    read = file.read_row_group(group, columns=list(columns))
     for column in columns:
-        for chunk in read.column(column).chunks:
+        for chunk in parquet.read(column, group):
             is_struct = pyarrow.types.is_struct(chunk.type)
             names = [field.name for field in chunk.type] if is_struct else []
             # `flatten` regards the structs that are null as a whole.
@@ -146,8 +186,8 @@ def read_cells(file: Any, group: int, columns: Sequence[str]) -> Iterator[tuple[
 
 
 @contextlib.contextmanager
-def parquet_file(path: Path) -> Iterator[Any]:
-    """An open ``pyarrow.parquet.ParquetFile``; what pyarrow raises in the context becomes `DataError`."""
+def parquet_file(path: Path) -> Iterator[Parquet]:
+    """An open Parquet file; what pyarrow raises in the context becomes `DataError`."""
     try:
         import pyarrow
         import pyarrow.parquet  # type: ignore[import-untyped,unused-ignore]
@@ -155,6 +195,6 @@ def parquet_file(path: Path) -> Iterator[Any]:
         raise PipesError(f"'{path}': Parquet needs pyarrow; install it: pip install 'dali-pipes[parquet]'") from exc
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            yield file
+            yield Parquet(file, path)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as exc:  # texts not in UTF-8, dates of no year
         raise DataError(f"'{path}' cannot be read as Parquet: {' '.join(str(exc).split())}") from exc

@@ -12,7 +12,7 @@ import webdataset
 from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
 from prep.sources.hf import read_schema
-from tests.shards import encode_mask, encode_photo, hf, pack
+from tests.shards import encode_mask, encode_photo, hf, pack, table
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -139,3 +139,17 @@ def test_metadata_of_lists_and_structs_are_passed_over(tmp_path: Path) -> None:
         pyarrow.table({"label": [1]}).replace_schema_metadata({"huggingface": text}), tmp_path / "a.parquet"
     )
     assert read_schema(tmp_path / "a.parquet").classes == {"label": NAMES}
+
+
+@pytest.mark.parametrize(("reads", "value"), [(table, None), (table, "a.jpg" * 20), (hf, bytes(70_000))])
+def test_file_whose_few_bytes_stand_for_many_is_refused(tmp_path: Path, reads: Any, value: Any) -> None:
+    """Rows that are missing, or that repeat one value: a few kilobytes on the disk."""
+    num = 1_500_000 if reads is table else 3_000
+    repeated = pyarrow.DictionaryArray.from_arrays(np.zeros(num, np.int32), pyarrow.array([value]))
+    column = pyarrow.nulls(num) if value is None else repeated
+    path = tmp_path / "bomb.parquet"
+    written = pyarrow.table({"path": column, "label": column} if reads is table else {"image": column})
+    parquet.write_table(written, path, compression="zstd", store_schema=reads is table)
+    assert path.stat().st_size < 200_000
+    with pytest.raises(DataError, match=r"bomb\.parquet' unpacks to more than 64 MiB and 200 times its size"):
+        reads(path if reads is table else [path])
