@@ -36,7 +36,7 @@ MOST = {
     "prep/recode": (660, 2),
     "prep/shuffle": (2_280, 7),
     "prep/sources": (1_540, 7),
-    "prep/tar": (400, 2),
+    "prep/tar": (440, 2),
     "prep/versions": (1_070, 5),
     "prep/workers": (560, 3),
     "bench": (320, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (960, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 54_520, 235
+SUM_LINES, SUM_MODULES = 54_560, 235
 
 
 def sizes() -> dict[str, tuple[int, int]]:
