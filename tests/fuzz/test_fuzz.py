@@ -22,11 +22,7 @@ def test_fuzz(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected", "files"),
-    [
-        ("crashes", "ends with SIGSEGV", []),
-        ("hangs", "hangs: Timeout (", []),
-        ("lies", "a wrong byte", ["photo.bin"]),
-    ],
+    [("crashes", "ends with SIGSEGV", []), ("hangs", "hangs: Timeout (", []), ("lies", "a wrong byte", ["photo.bin"])],
 )
 def test_harness_sees_what_goes_wrong(name: str, expected: str, files: list[str], tmp_path: Path) -> None:
     """The harness reports each kind of failure, and keeps the input and the photos of its batch."""

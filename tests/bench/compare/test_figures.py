@@ -1,8 +1,6 @@
 """Figures, and the number of accelerators that a loader can feed, are computed correctly from measured times."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from bench.engine.scenario import run_scenario
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.registry import LoaderSpec
 from bench.reports.figures import FIGURES
-from dali_pipes.cli import main
 from dali_pipes.errors import PipesError
 from dali_pipes.store.shard_set import ShardSet
 from tests.bench.conftest import CROP
@@ -74,7 +71,6 @@ def test_figures_of_two_ranks_over_two_epochs() -> None:
 
 
 PATIENT = Accelerator(name="patient", batch_size=3, compute_s=0.02)
-TINY = ["--crop", "64", "--num-threads", "1", "--loaders", "dali", "--repeats", "1"]
 
 
 def scenario(shards: ShardSet, options: LoaderOptions, accelerator: Accelerator, **given: Any) -> AuScenario:
@@ -104,28 +100,6 @@ def test_number_of_accelerators_is_found_by_emulation(pets: ShardSet, options: L
         assert all(point["late_share"] >= 0 for point in points), "no sleep ends early"
         assert (figures["accelerators"], figures["share"]) == (2, 2.0)
         assert row["outputs"]["num_samples"] == 22
-
-
-def test_command_searches_and_writes_a_record(pets: ShardSet, tmp_path: Path) -> None:
-    """No loader can feed this accelerator. A single one waits nearly all the time, so the search does not try two.
-
-    The command repeats samples until there are enough.
-    """
-    path = tmp_path / "au.json"
-    arguments = ["bench", "run", "--shards", pets.store.url, "--au", "mine:8:0.000001", "--au-photos", "files", *TINY]
-    assert main([*arguments, "--samples", "32", "--au-steps", "2", "--au-most", "2", "--json", str(path)]) == 0
-    found = json.loads(path.read_text())
-    assert found["format"] == "dali-pipes-bench-au"
-    mine = {"name": "mine", "batch_size": 8, "compute_s": 1e-6, "mlperf_target": None}
-    assert found["options"]["accelerator"] == mine
-    assert found["data"][0]["num_samples"] == 32
-    (row,) = found["records"]
-    assert row["setting"]["recipe"] == "encoded"
-    (turn,) = row["repeats"]  # ``--repeats`` is the number of searches
-    figures = turn["figures"]
-    assert [point["accelerators"] for point in turn["trials"]] == [1]
-    assert figures["accelerators"] == 0
-    assert figures["share"] == pytest.approx(figures["utilisation_of_one"] / 0.9)
 
 
 # Three steps of 10 samples, a second each: the first batch comes after 4 s, the next two after 0 and 1 s.

@@ -132,21 +132,6 @@ def test_all_writes_a_record_each_and_a_report(drawn: ShardSet, tmp_path: Path) 
     assert {path.name: path.stat().st_mtime_ns for path in out.glob("*.json")} == before
 
 
-def test_a_record_of_drawn_photos_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without shards the photos are drawn, in each size that is swept, and removed at the end."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    done = bench_gpu(
-        "--scenarios", "decode", "--num-photos", "8", *QUICK, "--sweep", "photo-side=32", "--json",
-        str(tmp_path / "decode.json"),
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    report = json.loads((tmp_path / "decode.json").read_text())
-    assert [len(record["repeats"]) for record in report["records"]] == [2, 2]
-    assert report["options"]["photos"]["drawn"] is True
-    assert report["records"][1]["repeats"][0]["photos"]["pixels_mean"] <= 32 * 32
-    assert [path.name for path in tmp_path.iterdir()] == ["decode.json"]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_gpu_that_is_not_there_is_an_error() -> None:
     """A user who asks for a GPU does not get the CPU's figures."""

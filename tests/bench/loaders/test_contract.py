@@ -10,7 +10,6 @@ import pytest
 from bench.compare.outputs import Reference, compare_epoch, tolerance_of
 from bench.loaders.protocol import BenchBatch, LoaderOptions
 from bench.loaders.registry import LOADERS, LoaderSpec, open_loader
-from bench.loaders.workers import fitting_batch_size
 from dali_pipes.store.shard_set import ShardSet
 from tests.bench.conftest import loader_cases
 from tests.programs import start_python, wait_until
@@ -142,23 +141,6 @@ def test_webloader_more_workers_than_shards(pets: ShardSet, options: LoaderOptio
         seen = [key for batch in loader.epoch() for key in batch["key"]]
     assert len(seen) == len(set(seen)) == 8
     assert set(seen) < keys
-
-
-@pytest.mark.parametrize(
-    ("free_mib", "batch_size", "expected"),
-    [
-        (20_000, 64, 64),  # a laptop: half of its memory
-        (64, 64, 4),  # a container: 7 batches of 4 x 1.5 MiB are 43 MiB, of 8 they would be 85
-        (1, 64, 1),  # never 0
-    ],
-)
-def test_fitting_batch_size_halves_until_it_fits(
-    monkeypatch: pytest.MonkeyPatch, free_mib: int, batch_size: int, expected: int
-) -> None:
-    """Two workers share two batches each, make one, and one is in use."""
-    monkeypatch.setattr("bench.loaders.workers._free_shared_memory", lambda: free_mib << 20)
-    options = LoaderOptions(batch_size=batch_size, num_threads=2, crop=350)
-    assert fitting_batch_size(options, num_shards=8) == expected
 
 
 def _workers() -> list[psutil.Process]:

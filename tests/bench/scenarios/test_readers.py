@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 from bench.compare.outputs import OutputError
-from bench.engine.scenario import run_scenario
 from bench.reports.tables import report_text
-from bench.scenarios.feed import FeedScenario, check_epoch, expected_samples
+from bench.scenarios.feed import check_epoch, expected_samples
 from bench.scenarios.feed_loaders import SUBJECTS, FeedData, FeedOptions, copied
 from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES
 from dali_pipes.store.shard_set import ShardSet
-from dali_pipes.store.urls import resolve_shards
 from tests.bench.conftest import CROP, NUM_SAMPLES, invoke
-from tests.shards import Sample, photo_bytes, write_tar
 
 COMPONENTS = ("image.jpg", "trimap.png")
 
@@ -90,27 +87,6 @@ def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
     assert list(cache.iterdir()) == []
     compared = invoke("compare", out, out)
     assert "dali-pipes CPU-us/sample" in " ".join(compared.stdout.split())
-
-
-def test_feed_reads_given_shards(turns_here: None, bucket_shards: ShardSet, tmp_path: Path) -> None:
-    """Shards in a bucket are read with and without masks. Shards that have no masks are only read without."""
-    (tmp_path / "in").mkdir()
-    samples = [Sample(f"s{i}", {"jpg": photo_bytes(i, 8, 8), "cls": b"1"}) for i in range(6)]
-    write_tar(tmp_path / "in" / "s-000000.tar", samples)
-    without = resolve_shards(tmp_path / "in", endpoint=None)
-    for shards, masks, mean_bytes in (
-        (bucket_shards, ["no", "yes"], {"image.jpg", "trimap.png"}),
-        (without, ["no"], {"jpg"}),
-    ):
-        report = run_scenario(
-            FeedScenario(shards=shards, batch_sizes=(5,), loaders=("dali-pipes",), repeats=1, passes=1, work=tmp_path)
-        )
-        assert [record["setting"]["masks"] for record in report["records"]] == masks
-        (data,) = report["data"]
-        assert data["num_samples"] == (NUM_SAMPLES if shards is bucket_shards else 6)
-        assert set(data["mean_bytes"]) == mean_bytes
-        assert {report["options"]["photo"], report["options"]["mask"]} - {None} == mean_bytes
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_tfrecord_writes_a_record_for_each_reader_and_writer(turns_here: None, pets: ShardSet, tmp_path: Path) -> None:

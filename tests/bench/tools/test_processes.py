@@ -1,19 +1,16 @@
-"""The cost of processes is measured, a rank has its own fork server, and folders of killed runs are removed."""
+"""The cost of processes is measured, and folders of killed runs are removed."""
 
 import json
 import multiprocessing
 import multiprocessing.connection
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bench.engine.turn_process import server_state, take_server
 from bench.loaders.workers import worker_context
 from bench.tools.folders import RunFolder, remove_leftovers
 from bench.tools.processes import ProcessTree, child_pids
@@ -109,33 +106,6 @@ def test_memory_of_a_child_counts_and_what_is_shared_counts_once() -> None:
     assert 128 << 20 <= before < 192 << 20
     assert abs(grown - (64 << 20)) < libraries
     assert abs(without + (64 << 20)) < libraries
-
-
-def send_parent(found: "multiprocessing.connection.Connection") -> None:
-    """Which process forked this one."""
-    found.send(os.getppid())
-
-
-def send_servers(found: "multiprocessing.connection.Connection", state: dict[str, Any]) -> None:
-    """Which process forked this one, as a rank, and which its worker."""
-    take_server(state)
-    theirs, mine = multiprocessing.get_context("forkserver").Pipe(duplex=False)
-    worker = multiprocessing.get_context("forkserver").Process(target=send_parent, args=(mine,))
-    worker.start()
-    found.send((os.getppid(), theirs.recv()))
-    worker.join()
-
-
-@pytest.mark.parametrize("is_told", [True, False])
-def test_worker_of_a_rank_is_forked_from_the_ranks_server(is_told: bool) -> None:
-    """Which the rank is told through what is private in this Python; where that is elsewhere it starts its own."""
-    context = multiprocessing.get_context("forkserver")
-    found, found_end = context.Pipe(duplex=False)
-    rank = context.Process(target=send_servers, args=(found_end, server_state() if is_told else {}))
-    rank.start()
-    of_rank, of_worker = found.recv()
-    rank.join()
-    assert (of_rank == of_worker) == is_told
 
 
 OWNER = """
