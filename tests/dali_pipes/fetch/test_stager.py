@@ -33,6 +33,7 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.fetched: list[str] = []
+        self.most_together = 0
         self.broken: set[str] = set()
         self.held_back: set[str] = set()
         self.may_go_on = threading.Event()
@@ -53,6 +54,7 @@ class StoreFetcher(LocalFetcher):
         self._store = store
 
     def fetch(self, wanted: Sequence[Wanted], *, stopped: Callable[[], bool], num_connections: int = 1) -> bool:
+        self._store.most_together = max(self._store.most_together, len(wanted) // 2)
         if len(wanted) > 2:  # several shards, each with its index
             pairs = [wanted[row : row + 2] for row in range(0, len(wanted), 2)]
             return all(self.fetch(pair, stopped=stopped, num_connections=num_connections) for pair in pairs)
@@ -198,6 +200,15 @@ def test_more_is_needed_than_the_cache_can_hold(open_job: Callable[..., Job]) ->
 
 
 # --- small shards -----------------------------------------------------------------------------------------------------
+
+
+def test_shards_are_fetched_together_up_to_a_sum_of_bytes(
+    open_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = open_job(together=8)
+    monkeypatch.setattr(dali_pipes.fetch.stager, "TOGETHER_BYTES", 3 * int(job.indexed.extent_bytes.max()))
+    job.stager.need(range(NUM_SHARDS))
+    assert job.store.most_together == 3
 
 
 def test_broken_shard_fails_alone(open_job: Callable[..., Job]) -> None:

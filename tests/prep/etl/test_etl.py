@@ -19,6 +19,7 @@ from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
+from prep.etl import transforms
 from prep.etl.run import Output, get_transformed, open_output, run_offline, start_etl, stop_etl, transform_shards
 from prep.etl.transforms import ShardTransform, load_transform, pets
 from tests.prep.etl import functions
@@ -75,7 +76,7 @@ def test_what_a_function_returns_is_checked(transform: str, message: str) -> Non
         ShardTransform("x", getattr(functions, transform)).transform(words(), "ais%2Fb/s.tar")
 
 
-def test_broken_shards_are_told() -> None:
+def test_broken_shards_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     unchanged = ShardTransform("same", functions.same)
     with pytest.raises(DataError, match=r"shard 's.tar' is cut off"):
         unchanged.transform(words()[:2048], "s.tar")
@@ -87,6 +88,9 @@ def test_broken_shards_are_told() -> None:
     double = tar_bytes({"a.txt": b"", "a.TXT": b""})
     with pytest.raises(DataError, match=r"key 'a': component 'txt' comes twice"):
         unchanged.transform(double, "s.tar")
+    monkeypatch.setattr(transforms, "MAX_SAMPLE_BYTES", 3)
+    with pytest.raises(DataError, match=r"key 'a': a sample of 4 bytes or more, a transform takes at most 3"):
+        unchanged.transform(tar_bytes({"a.txt": b"12", "a.cls": b"34"}), "s.tar")
 
 
 @pytest.mark.parametrize(("size", "mode"), [((500, 375), "RGB"), ((347, 500), "L"), ((201, 120), "RGB")])

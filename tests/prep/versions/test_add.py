@@ -14,6 +14,7 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.sources.record import Record, Source
+from prep.versions import fit
 from prep.versions.add import add
 from prep.versions.fit import fit_classes
 from tests.prep.versions.sets import Place, class_folders, make_set
@@ -131,9 +132,12 @@ def test_keys_of_a_data_set_beside_it_are_refused_or_left_out(local: Place, tmp_
 
 
 def test_photos_that_the_data_set_has_under_other_keys_are_told(
-    local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By their bytes, and not by their size; removed samples do not count. They are added: it may be meant."""
+    """By their bytes, and not by their size; removed samples do not count. They are added: it may be meant.
+
+    The command reads no more than it may.
+    """
     folder = class_folders(tmp_path / "again", {"bee": 1, "owl": 1}, first=90)
     (folder / "bee" / "old.jpg").write_bytes(photo_bytes(0, 40, 30))
     (folder / "bee" / "removed.jpg").write_bytes(photo_bytes(1, 40, 30))
@@ -144,6 +148,11 @@ def test_photos_that_the_data_set_has_under_other_keys_are_told(
     assert local.add(folder).num_same_photos == 1
     assert re.search(r"already, under other keys: 'bee/old' is '\w+/000'; prep remove --key takes them", caplog.text)
     assert "bee/old" in set(local.keys())
+    for num_bytes, num_same in ((fit.MAX_READ_BYTES, 1), (200_000, 0)):
+        monkeypatch.setattr(fit, "MAX_READ_BYTES", num_bytes)
+        again = class_folders(tmp_path / str(num_bytes), {"bee": 1}, first=num_bytes)
+        next(again.rglob("*.jpg")).write_bytes(photo_bytes(0, 40, 30))
+        assert local.add(again).num_same_photos == num_same
 
 
 def test_lacking_components_are_refused(local: Place, tmp_path: Path) -> None:
