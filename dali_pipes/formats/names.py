@@ -91,10 +91,13 @@ def read_json(text: str | bytes) -> Any:
     """The value of a JSON text of any origin.
 
     Raises:
-        ValueError: If it is not JSON, not UTF-8, holds a number of more digits than Python converts, or is nested
-            deeper than Python's stack.
+        ValueError: If it is not JSON, not UTF-8, holds a number of more digits than Python converts or half of a pair
+            of surrogates, or is nested deeper than Python's stack.
     """
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if "\\u" in (text if isinstance(text, str) else text.decode()):  # only an escape stands for what is not UTF-8
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("its brackets are nested too deeply") from None
+    return value

@@ -194,10 +194,10 @@ def _entries(data: bytes, file: str) -> Iterator[Exclusion]:
         if text.startswith("#") and "\t" not in text:
             if header := _HEADER.match(text):
                 is_quarantine = True
-                if int(header[1]) != _VERSION:
+                if header[1] != str(_VERSION):
                     raise DataError(
-                        f"{where}: expected a {_KIND}, version {_VERSION}, found version {header[1]}; read it with the "
-                        "dali-pipes that wrote it"
+                        f"{where}: expected a {_KIND}, version {_VERSION}, found version {header[1][:_SHOWN]}; read it "
+                        "with the dali-pipes that wrote it"
                     )
         elif text.strip():
             fields = text.split("\t")

@@ -3,7 +3,6 @@
 Each file is read once, to judge its photos; their bytes are read again, row group by row group, when they are packed.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dali_pipes.errors import DataError, shown
+from dali_pipes.formats.names import read_json
 from dali_pipes.formats.photo_header import MAX_PHOTO_BYTES, read_whole_photo_header
 from dali_pipes.formats.photo_names import has_mask_word
 from dali_pipes.progress import bar
@@ -139,7 +139,7 @@ def _classes(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, list[str]
     if b"huggingface" not in metadata:
         return {}
     try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        features = read_json(metadata[b"huggingface"])["info"]["features"]
         # A list's feature is a list with one feature, a struct's a dict of features.
         dicts = {name: feature for name, feature in features.items() if isinstance(feature, dict)}
         labels = {name: feature["names"] for name, feature in dicts.items() if feature.get("_type") == "ClassLabel"}

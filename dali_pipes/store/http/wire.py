@@ -28,7 +28,7 @@ MIN_BYTES_PER_S = 1024
 STOP_CHECK_S = 0.1
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: ([^\r\n\0]*))?")
-_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)")
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\r\n\0]*)")
 _FOLD = re.compile(rb"\r\n[ \t]+")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?")
 _LONE_LINE_FEED = re.compile(rb"(?<!\r)\n")
@@ -93,7 +93,7 @@ def parse_head(head: bytes) -> Head:
     for line in _FOLD.sub(b" ", lines).split(b"\r\n") if lines else ():
         if not (field := _FIELD.fullmatch(line)):
             raise ProtocolError("the head of its answer holds a line that is not a field")
-        name, value = field[1].decode("latin-1").lower(), field[2].decode("latin-1").rstrip(" \t")
+        name, value = field[1].decode("latin-1").lower(), field[2].decode("latin-1").strip(" \t")
         values[name] = f"{values[name]}, {value}" if name in values else value
     is_1_1 = status_line[1] == b"1"
     length, coding = values.get("content-length"), values.get("transfer-encoding")

@@ -221,6 +221,12 @@ def test_hostile_answer_to_the_sdk_is_an_error_too(row: Hostile, request: pytest
         assert not server.num_endless
 
 
+def test_a_head_of_blanks_is_read_once() -> None:
+    """A pattern that tries every split of the blanks would take an hour."""
+    with pytest.raises(wire.ProtocolError):
+        wire.parse_head(b"HTTP/1.1 200 OK\r\nA:" + b" " * 1_000_000 + b"\0")
+
+
 @pytest.mark.parametrize("late", [SMUGGLED, b"H"])
 def test_bytes_behind_a_body_are_not_the_next_answer(late: bytes) -> None:
     """Here the bytes come later, on the idle connection; the table has the bytes that come with the body."""

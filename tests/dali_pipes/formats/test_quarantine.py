@@ -102,6 +102,7 @@ def test_lists_of_several_kinds_are_read_in_order(tmp_path: Path) -> None:
             r"':3: expected shard, key, component and cause, .*, found 's-1.t'; mend",
         ),
         (f"{HEADER}s-0.tar\ta\n", r"':2: expected shard, key, component and cause, .*, found 's-0.tar\\ta'"),
+        (HEADER.replace("version 1", f"version {'1' * 5000}"), "':1: expected a dali-pipes quarantine, version 1, fou"),
         (HEADER.replace("version 1", "version 2"), "':1: expected a dali-pipes quarantine, version 1, found version 2"),
     ],
 )
