@@ -148,6 +148,9 @@ class ShardIndex:
             columns = {name: file.column(name) for name in dtypes}
             for component in components:
                 _check_places(component, columns[f"offset/{component}"], columns[f"size/{component}"], shard_bytes)
+            # Places that overlap would make a batch of gigabytes out of a shard of kilobytes.
+            if (num := sum(columns[f"size/{c}"].sum(dtype=np.float64) for c in components)) > shard_bytes:
+                raise ValueError(f"its places have {num:.0f} bytes in all, more than the shard's {shard_bytes}")
             for name, column in columns.items():
                 _, least, stop = _PHOTO_COLUMNS.get(name.partition("/")[0], (None, 0, 0))
                 if stop and ((column < least) | (column >= stop)).any():

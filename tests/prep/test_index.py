@@ -149,6 +149,15 @@ def test_index_that_the_manifest_does_not_list_is_made_anew(four_shards: Path) -
     assert ShardIndex.from_bytes(path.read_bytes(), where=str(path)).keys == index.keys
 
 
+def test_index_whose_samples_share_bytes_is_refused(four_shards: Path) -> None:
+    """A thousand samples in the bytes of one: a batch would take gigabytes of memory out of a shard of kilobytes."""
+    path = four_shards / index_name(NAMES[1])
+    index = ShardIndex.from_bytes(path.read_bytes(), where=str(path))
+    repeated = index.take(np.zeros(1000, np.int64)).to_bytes()
+    with pytest.raises(DataError, match=r"its places have [0-9]+ bytes in all, more than the shard's [0-9]+"):
+        ShardIndex.from_bytes(repeated, where=str(path))
+
+
 def test_index_of_a_bucket_goes_on_by_the_checksums_of_the_cluster(four_shards: Path, bucket: AisStore) -> None:
     fill_bucket(bucket, four_shards)
     before: list[int] = []

@@ -245,7 +245,6 @@ CHANGED = {
         {"parts": (ShardsPart("", -2), ShardsPart("", 4))},
         {"history": ()},
         {"history": CHANGES[::-1]},
-        {"history": (CHANGES[0], CHANGES[1]._replace(command="\ud800"))},
         {"removed": np.array([7, 0])},
         {"removed": np.array([3, 3])},
         {"removed": np.array([1536])},
