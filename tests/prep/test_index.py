@@ -8,11 +8,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.named import name_shards
-from dali_pipes.errors import StoreError
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import index_name, manifest_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.cluster.ais import AisStore
