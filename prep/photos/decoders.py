@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dali_pipes.errors import PipesError, printable
 from dali_pipes.formats.orientation import UPRIGHT, is_surely_read, plain_copy
@@ -225,16 +225,20 @@ class _Dali:
 # In a process that may die
 
 
-def decode_apart(data: bytes, header: PhotoHeader, orientation: int, *, max_pixels: int) -> Pixels:
+def decode_apart(
+    data: bytes, header: PhotoHeader, orientation: int | None, *, max_pixels: int
+) -> tuple[Pixels, bytes | None]:
     """Decode a photo with this header, or the first picture of an animation: uint8 [height, width] or [..., 3].
 
-    It is turned upright by ``orientation``, as `dali_pipes.formats.orientation` describes it. ``max_pixels`` is the
-    size of the largest photo; the process may have memory in proportion to it. A process that died is replaced.
+    It is turned upright by ``orientation``, as `dali_pipes.formats.orientation` describes it; ``None``: as its decoder
+    says. The second result is the colour profile of an RGB photo. ``max_pixels`` is the size of the largest photo; the
+    process may have memory in proportion to it. A process that died is replaced.
 
     Raises:
-        Undecodable: If Pillow cannot decode it, dies of it, or takes more than `TIMEOUT_S`.
+        Undecodable: If it is larger, Pillow cannot decode it, dies of it, or takes more than `TIMEOUT_S`.
     """
-    task = (data, "PNG" if header.format == "APNG" else header.format, orientation, TIMEOUT_S)
+    reader = {"APNG": "PNG", "HEIC": "HEIF"}.get(header.format, header.format)
+    task = (data, reader, orientation, max_pixels, TIMEOUT_S)
     try:
         (found,) = _process(max_pixels, os.getpid()).map(_decode, [task])
     except WorkerDiedError as exc:
@@ -244,7 +248,14 @@ def decode_apart(data: bytes, header: PhotoHeader, orientation: int, *, max_pixe
         raise Undecodable(f"cannot be decoded: Pillow's process ended by {ended}") from exc
     if isinstance(found, str):
         raise Undecodable(f"cannot be decoded by Pillow: {printable(found, max_chars=120)}")
+    if isinstance(found, PhotoHeader):
+        raise too_large(found.height, found.width, max_pixels)
     return found
+
+
+def too_large(height: int, width: int, max_pixels: int) -> Undecodable:
+    """The error for a photo of more pixels than are allowed."""
+    return Undecodable(f"holds a photo of {height} x {width} pixels, expected at most {max_pixels}")
 
 
 @functools.cache
@@ -270,14 +281,30 @@ def _limit(num_bytes: int) -> None:
     Image.MAX_IMAGE_PIXELS = None  # the parent has compared the header with its own limit
 
 
-def _decode(task: tuple[bytes, str, int, float], report: Report) -> Pixels | str:
-    """Decode a photo, or say why that fails."""
-    data, reader, orientation, timeout_s = task
+def _decode(
+    task: tuple[bytes, str, int | None, int, float], report: Report
+) -> tuple[Pixels, bytes | None] | PhotoHeader | str:
+    """Decode a photo, or say why that fails: by its header if that says more pixels than are allowed."""
+    data, reader, orientation, max_pixels, timeout_s = task
     signal.setitimer(signal.ITIMER_REAL, timeout_s)  # its signal ends the process
     try:
+        # Other processes decode other photos; threads would need address space, which is limited.
+        if reader == "HEIF":
+            import pillow_heif  # type: ignore[import-untyped,unused-ignore]  # an extra
+
+            pillow_heif.options.DECODE_THREADS = 1
+            pillow_heif.register_heif_opener(thumbnails=False)
+        if reader == "AVIF":
+            from PIL import AvifImagePlugin
+
+            AvifImagePlugin.DEFAULT_MAX_THREADS = 1
         with Image.open(io.BytesIO(data), formats=(reader,)) as photo:
+            if photo.height * photo.width > max_pixels:
+                return PhotoHeader(reader, photo.height, photo.width)
             photo.load()
-            return np.asarray(turned_upright(eight_bits(photo), orientation))
+            profile = photo.info.get("icc_profile") if photo.mode in ("RGB", "RGBA") else None
+            upright = ImageOps.exif_transpose(photo) if orientation is None else turned_upright(photo, orientation)
+            return np.asarray(eight_bits(upright)), profile
     except Exception as exc:  # noqa: BLE001 (Pillow's readers raise all kinds, MemoryError too)
         # Its text for an unknown format names an object in memory.
         return str(exc).partition(" <")[0] or type(exc).__name__

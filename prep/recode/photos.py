@@ -7,11 +7,11 @@ bilinear window, sharper, and without the steps that a box leaves when the ratio
 The pixels are those that a loader delivers: without alpha, 16-bit values by their high byte, CMYK as RGB. Values are
 not converted to another colour space, because loaders do not do that either: the colour profile stays beside them,
 unless it says sRGB or describes other channels. An EXIF orientation stays too, without the other EXIF data; a photo
-that is converted is turned upright. Of TIFF, JPEG 2000, GIF and animated PNG no profile stays: they are decoded in a
-process that may die of a broken photo. Masks are resized by the nearest neighbour, and written as PNGs that are
-inflated quickly.
+that is converted is turned upright, and decoded in a process that may die of a broken photo. Masks are resized by the
+nearest neighbour, and written as PNGs that are inflated quickly.
 """
 
+import importlib.util
 import io
 import re
 import shutil
@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from PIL import Image, ImageCms, ImageOps
+from PIL import Image, ImageCms
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.orientation import UPRIGHT, plain_copy, read_orientation
 from dali_pipes.formats.photo_header import JPEG_FRAMES, PhotoHeader, PhotoRules, read_photo_header
-from prep.photos.decoders import Undecodable, decode_apart, pillow_photo, png_of, to_rgb
+from prep.photos.decoders import Undecodable, decode_apart, pillow_photo, png_of, to_rgb, too_large
 from prep.photos.details import SCAN, JpegSegment, jpeg_segments
 
 # A JPEG's sides are 16-bit numbers; libjpeg takes up to this.
@@ -119,16 +119,14 @@ def converted(
         Undecodable: If it cannot be decoded, or has too many pixels.
         PipesError: If the library that decodes it is not installed.
     """
-    if header.format in ("HEIC", "AVIF"):
-        with pillow_photo(data, _pillow_format(header.format)) as photo:
-            _check_size(photo.height, photo.width, rules)
-            photo.load()
-            upright, profile = ImageOps.exif_transpose(photo), photo.info.get("icc_profile")
-    else:
+    orientation = None
+    if header.format == "HEIC" and importlib.util.find_spec("pillow_heif") is None:
+        raise PipesError("--convert needs pillow-heif for HEIC photos; install it: pip install 'dali-pipes[heif]'")
+    if header.format not in ("HEIC", "AVIF"):  # whose decoders turn them, and know their size
         _check_size(header.height, header.width, rules)
         orientation = read_orientation(data, header.format).value
-        upright = Image.fromarray(decode_apart(data, header, orientation, max_pixels=rules.max_pixels))
-        profile = None
+    pixels, profile = decode_apart(data, header, orientation, max_pixels=rules.max_pixels)
+    upright = Image.fromarray(pixels)
     before = upright.height, upright.width
     _check_size(*before, rules)  # the header of a GIF may give a smaller size
     size = recoding.new_size(*before) or before
@@ -137,21 +135,7 @@ def converted(
 
 def _check_size(height: int, width: int, rules: PhotoRules) -> None:
     if height * width > rules.max_pixels or max(height, width) > MAX_SIDE:
-        raise Undecodable(f"holds a photo of {height} x {width} pixels, expected at most {rules.max_pixels}")
-
-
-def _pillow_format(format: str) -> str:
-    """Pillow's name of HEIC or AVIF; HEIC needs pillow-heif."""
-    if format == "AVIF":
-        return format
-    try:
-        import pillow_heif  # type: ignore[import-untyped,unused-ignore]  # an extra
-    except ImportError as exc:
-        raise PipesError(
-            "--convert needs pillow-heif for HEIC photos; install it: pip install 'dali-pipes[heif]'"
-        ) from exc
-    pillow_heif.register_heif_opener(thumbnails=False)
-    return "HEIF"
+        raise too_large(height, width, rules.max_pixels)
 
 
 @lru_cache(maxsize=16)
