@@ -6,7 +6,7 @@ nothing but the photo and the settings, so a pack that was interrupted is finish
 photos again.
 
 # Note [memory of recoding]: a worker holds one record's encoded photos and one decoded photo, of at most
-`PhotoRules.max_pixels`: a quarter of a GiB for 89 million pixels, twice that where a photo is converted, because another
+`PhotoRules.max_pixels`: a quarter of a GiB for 89 million pixels, and twice that for a photo that is converted: another
 process decodes it. The parent holds 0.5 KiB for each record that is changed, and 0.3 KiB for each other one.
 """
 
