@@ -32,7 +32,7 @@ MOST = {
     "prep/etl": (680, 3),
     "prep/inspect": (1_940, 8),
     "prep/pack": (1_000, 3),
-    "prep/photos": (440, 2),
+    "prep/photos": (480, 2),
     "prep/recode": (660, 2),
     "prep/shuffle": (2_280, 7),
     "prep/sources": (1_540, 7),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (960, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 54_570, 235
+SUM_LINES, SUM_MODULES = 54_610, 235
 
 
 def sizes() -> dict[str, tuple[int, int]]:
