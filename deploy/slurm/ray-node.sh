@@ -41,6 +41,12 @@ finish() {
 trap finish EXIT
 trap 'exit 143' TERM
 
+# Another user may have made it before, even as a link. Two nodes of the job may be on one machine.
+if ! mkdir -m 0700 "$directory" 2>/dev/null && [[ -L $directory || ! -O $directory ]]; then
+  say "'$directory' is another user's; remove it, or submit the job again"
+  exit 1
+fi
+
 # Ports of workers are the system's choice: other jobs' Rays may be on the node. What tasks return is small.
 options=(--block --num-cpus="${SLURM_CPUS_PER_TASK:-1}" --min-worker-port=0 --max-worker-port=0)
 options+=(--object-store-memory=268435456 --disable-usage-stats)

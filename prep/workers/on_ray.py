@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib.metadata import version
@@ -52,6 +53,9 @@ class RayWorkers(Workers):
             return
         # Ray reads it when it is imported. Nobody who prepares data has agreed to it.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        address = os.environ.get("RAY_ADDRESS", "")
+        if not address:  # a Ray of our own listens at the loopback address, by this switch whatever the system is
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         try:
             import ray
             import ray.util.scheduling_strategies
@@ -60,8 +64,11 @@ class RayWorkers(Workers):
         if not ray.is_initialized():
             # Ray reports workers that died on stdout, which is for a command's result.
             self._connection.enter_context(contextlib.redirect_stdout(sys.stderr))
+            # Of this user alone: others could make /tmp/ray before. Its sockets' paths must be short.
+            files = tempfile.TemporaryDirectory(prefix="dp-ray-", ignore_cleanup_errors=True)
+            directory = self._connection.enter_context(files)
             self._connection.callback(ray.shutdown)
-            _connect(ray, os.environ.get("RAY_ADDRESS", ""), num_cpus=self.jobs)
+            _connect(ray, address, num_cpus=self.jobs, directory=directory)
         self._ray = ray
         self.jobs = self._num_at_a_time()
 
@@ -138,13 +145,14 @@ class RayWorkers(Workers):
         self._ray = None
 
 
-def _connect(ray: Any, address: str, *, num_cpus: int) -> None:
+def _connect(ray: Any, address: str, *, num_cpus: int, directory: str) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address:
         _check_answers(address)
         options |= {"address": address}
     else:
         options |= {"address": "local", "num_cpus": num_cpus, "include_dashboard": False}
+        options["_temp_dir"] = f"{directory}/r"  # which Ray opens for everybody
         if not any(name.startswith("RAY_AUTH_") for name in os.environ):
             # Else Ray would write a token to ~/.ray/auth_token, and each later Ray would ask for it.
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -36,6 +36,12 @@ def test_manifests_are_valid(version: str) -> None:
     for name in ("ais-service.yaml", "storage.yaml", "prep.yaml", "train.yaml"):
         for document in documents(name):
             kubernetes_validate.validate(document, version, strict=True)
+    policy = documents("prep-ray.yaml")[1]
+    kubernetes_validate.validate(policy, version, strict=True)
+    spec = documents("prep-ray.yaml")[0]["spec"]
+    (selected,) = policy["spec"]["podSelector"]["matchLabels"].items()
+    pods_of = [spec["submitterPodTemplate"], spec["rayClusterSpec"]["headGroupSpec"]["template"]]
+    assert all(selected in pod["metadata"]["labels"].items() for pod in pods_of)
     # No package has schemas of PyTorchJob and RayJob, but their pods follow the schema of Kubernetes.
     for pod in pods().values():
         document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": pod}
