@@ -38,7 +38,7 @@ MOST = {
     "prep/sources": (1_540, 7),
     "prep/tar": (440, 2),
     "prep/versions": (1_070, 5),
-    "prep/workers": (560, 3),
+    "prep/workers": (600, 3),
     "bench": (320, 3),
     "bench/commands": (500, 3),
     "bench/compare": (1_520, 6),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (960, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 54_610, 235
+SUM_LINES, SUM_MODULES = 54_650, 235
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 39_500, 500
+TESTS_LINES, FILE_LINES = 39_800, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 
