@@ -71,14 +71,30 @@ def max_bad_option(*, default: str, help: str) -> Callable[[Command], Command]:
     return click.option("--max-bad", metavar="N|P%", default=default, show_default=True, callback=_parsed, help=help)
 
 
-on_option = click.option(
-    "--on",
-    type=click.Choice(["processes", "ray"]),
-    default="processes",
-    show_default=True,
-    help="Who works: processes of this machine, or the Ray cluster that RAY_ADDRESS names; without RAY_ADDRESS, a Ray "
-    "on this machine.",
-)
+def _use_ray_environment(context: click.Context, option: click.Parameter, path: Path | None) -> None:
+    from prep.workers import RAY_ENVIRONMENT
+
+    token = RAY_ENVIRONMENT.set(path)
+    context.call_on_close(lambda: RAY_ENVIRONMENT.reset(token))
+
+
+def on_option(command: Command) -> Command:
+    """``--on`` and ``--runtime-env``, which `prep.workers.open_workers` gets to know by itself."""
+    command = click.option(
+        "--runtime-env",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        expose_value=False,
+        callback=_use_ray_environment,
+        help="With --on ray: a file (YAML or JSON) with Ray's runtime_env, such as packages that its nodes lack.",
+    )(command)
+    return click.option(
+        "--on",
+        type=click.Choice(["processes", "ray"]),
+        default="processes",
+        show_default=True,
+        help="Who works: processes of this machine, or the Ray cluster that RAY_ADDRESS names; without RAY_ADDRESS, a "
+        "Ray on this machine.",
+    )(command)
 
 
 def part_option(what: str) -> Callable[[Command], Command]:

@@ -3,13 +3,16 @@
 Both kinds run the same task functions: functions of a module, whose tasks and results pickle.
 """
 
+import contextvars
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from prep.workers.processes import MAX_JOBS, Report, WorkerDiedError, Workers, default_jobs
 
 __all__ = [
     "MAX_JOBS",
+    "RAY_ENVIRONMENT",
     "WORKERS_KINDS",
     "Report",
     "WorkerDiedError",
@@ -20,6 +23,8 @@ __all__ = [
 ]
 
 WorkersKind = Literal["processes", "ray"]
+RAY_ENVIRONMENT: contextvars.ContextVar[Path | None] = contextvars.ContextVar("ray_environment", default=None)
+"""A file with Ray's ``runtime_env``: what nodes get for the tasks, such as packages that they lack."""
 WORKERS_KINDS: tuple[WorkersKind, ...] = get_args(WorkersKind)
 
 
@@ -54,4 +59,4 @@ def open_workers(
         return Workers(jobs, at_most=at_most, setup=setup, isolated=isolated, **given)
     from prep.workers.on_ray import RayWorkers
 
-    return RayWorkers(jobs, setup=setup, **given)
+    return RayWorkers(jobs, setup=setup, environment=RAY_ENVIRONMENT.get(), **given)

@@ -24,6 +24,8 @@ from prep.workers.processes import Report, Workers
 
 # A node that dies takes its tasks with it; a task that kills each worker it gets fails after so many.
 MAX_RETRIES = 5
+# Of Ray's text for a function whose module a node does not have.
+_NOT_IMPORTED = "failed to import on the worker"
 _VERSION = version("dali-pipes")
 _ADVICE = "look at memory and logs of the nodes; run the command again: what is written is kept"
 # Seconds until a host that does not answer counts as away.
@@ -39,10 +41,15 @@ class RayWorkers(Workers):
     """Workers that are tasks of Ray; by default as many at a time as the cluster has CPUs when a task is sent."""
 
     def __init__(
-        self, jobs: int | None = None, *, setup: Callable[[], object] | None = None, advice: str = _ADVICE
+        self,
+        jobs: int | None = None,
+        *,
+        setup: Callable[[], object] | None = None,
+        environment: Path | None = None,
+        advice: str = _ADVICE,
     ) -> None:
         super().__init__(jobs, setup=setup, isolated=True, advice=advice)
-        self._limit = jobs
+        self._limit, self._runtime_env = jobs, environment
         self._ray: Any = None
         self._connection = contextlib.ExitStack()
         self._flying: dict[Any, tuple[int, str]] = {}  # reference -> number and name of the task
@@ -68,7 +75,8 @@ class RayWorkers(Workers):
             files = tempfile.TemporaryDirectory(prefix="dp-ray-", ignore_cleanup_errors=True)
             directory = self._connection.enter_context(files)
             self._connection.callback(ray.shutdown)
-            _connect(ray, address, num_cpus=self.jobs, directory=directory)
+            environment = None if self._runtime_env is None else _read_environment(self._runtime_env)
+            _connect(ray, address, num_cpus=self.jobs, directory=directory, environment=environment)
         self._ray = ray
         self.jobs = self._num_at_a_time()
 
@@ -90,7 +98,7 @@ class RayWorkers(Workers):
         ready, _ = self._ray.wait(list(self._flying), num_returns=1)
         number, name = self._flying.pop(ready[0])
         try:
-            result, amount = self._ray.get(ready[0])
+            result, amount = self._get(ready[0])
         except errors.RayTaskError as exc:
             if isinstance(exc.cause, Exception):
                 raise exc.cause from None
@@ -99,6 +107,23 @@ class RayWorkers(Workers):
             raise PipesError(f"the process or node that worked on {name} died: {exc}; {self._advice}") from exc
         on_progress(amount)
         yield number, result
+
+    def _get(self, reference: Any) -> Any:
+        """What a task returned.
+
+        Raises:
+            PipesError: If the node could not read the task, because it lacks a package.
+        """
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference)
+        except errors.RayTaskError as exc:
+            if isinstance(exc.cause, errors.RaySystemError) or _NOT_IMPORTED in str(exc.cause):
+                raise PipesError(
+                    f"a node of Ray cannot read the task: {str(exc).strip().splitlines()[-1]}; install the same "
+                    "dali-pipes[ray] on all nodes, or ship it by --runtime-env FILE"
+                ) from None
+            raise
 
     def _stop_tasks(self) -> None:
         left, self._flying = list(self._flying), {}
@@ -129,7 +154,7 @@ class RayWorkers(Workers):
             different: list[str] = []
             with contextlib.suppress(ray_errors.TaskUnschedulableError, ray_errors.NodeDiedError):  # it gets no task
                 for _ in range(_LOOKS):
-                    marks = zip(paths, self._ray.get(look.remote(paths)), _marks(paths), strict=True)
+                    marks = zip(paths, self._get(look.remote(paths)), _marks(paths), strict=True)
                     different = [path for path, found, ours in marks if ours != found]
                     if not different:
                         break
@@ -145,8 +170,10 @@ class RayWorkers(Workers):
         self._ray = None
 
 
-def _connect(ray: Any, address: str, *, num_cpus: int, directory: str) -> None:
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+def _connect(
+    ray: Any, address: str, *, num_cpus: int, directory: str, environment: dict[str, Any] | None = None
+) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": environment}
     if address:
         _check_answers(address)
         options |= {"address": address}
@@ -163,6 +190,20 @@ def _connect(ray: Any, address: str, *, num_cpus: int, directory: str) -> None:
             f"no Ray at '{options['address']}': {exc}; is RAY_ADDRESS right? A Ray that asks for a token needs "
             "RAY_AUTH_MODE=token"
         ) from exc
+
+
+def _read_environment(path: Path) -> dict[str, Any]:
+    import yaml  # type: ignore[import-untyped,unused-ignore]  # Ray needs it; JSON is YAML, too
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as exc:
+        raise PipesError(f"cannot read --runtime-env '{path}': {' '.join(str(exc).split())}") from exc
+    if not isinstance(found, dict):
+        raise PipesError(
+            f"--runtime-env '{path}': expected names and values, as in Ray's runtime_env, found {found!r:.60}"
+        )
+    return found
 
 
 def _check_answers(address: str) -> None:

@@ -4,6 +4,7 @@ Ray starts once for the module, with two CPUs in one node.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from tests.prep.ray_nodes import expect_only_its_tasks_were_repeated, killing, w
 from tests.prep.shuffle.gated_store import GatedStore
 from tests.prep.workers_tasks import double
 from tests.programs import REPOSITORY, wait_until
-from tests.shards import make_source, pack, write_pets
+from tests.shards import make_samples, make_source, pack, write_pets, write_shards
 
 look = on_ray._marks
 
@@ -196,6 +197,22 @@ def test_pack_whose_node_is_killed_gives_the_shards_of_one_process(cluster: Any,
     assert contents(held, names) == contents(expected, names)
     left = [sorted(path.name for path in store.directory.iterdir()) for store in (held, expected)]
     assert left[0] == left[1]
+
+
+def test_nodes_that_lack_the_package_are_named_and_get_what_the_runtime_environment_says(tmp_path: Path) -> None:
+    """Here it takes the package away, as on nodes that have Ray alone."""
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "sitecustomize.py").write_text("import sys; sys.modules['dali_pipes'] = None")
+    (tmp_path / "env.yaml").write_text(f"env_vars: {{PYTHONPATH: {tmp_path}/node}}\n")
+    write_shards(tmp_path / "shards", make_samples([(8, 8)] * 2), per_shard=1)
+    command = ["prep", "verify", tmp_path / "shards", "--on", "ray", "--runtime-env", tmp_path / "env.yaml"]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run([sys.executable, "-m", "dali_pipes", *command], env=own, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert re.match(
+        r"error: a node of Ray cannot read the task: ModuleNotFoundError: .*; install .* --runtime-env", line
+    )
 
 
 @pytest.mark.nightly
