@@ -1,12 +1,18 @@
 """Errors that a caller may want to catch. Each says where, what was expected, what was found and what to do."""
 
+import re
 from collections.abc import Sequence
+from urllib.parse import quote
 
 # Names of a long list that an error shows, so that it stays short.
 _NUM_SHOWN = 3
 # What must never be shown. It is kept for the life of the process, because a server may repeat it in any text.
 _secrets: list[str] = []
 _MIN_SECRET_CHARS = 8  # a shorter one may be a word of any text; tokens have more than a hundred
+# What a signed URL or request has that lets others in, in the words of S3, GCS and Azure.
+_SIGNATURE = re.compile(
+    r"((?:\bsig|Signature|Security-Token)=|SharedKey [^\s:]+:|Bearer )[^\s&\"'<>,]{8,}", re.IGNORECASE
+)
 # A name or a text of the data. The paths that people give their files are shorter; a path may have 4,096 bytes.
 _TEXT_CHARS = 300
 # An error as a whole: it may name several such texts.
@@ -45,9 +51,10 @@ class WorkerProcessError(PipesError):
 
 
 def keep_secret(secret: str | None) -> None:
-    """From now on, `printable` masks this text of eight characters or more: a token, a password."""
-    if secret and len(secret) >= _MIN_SECRET_CHARS and secret not in _secrets:
-        _secrets.append(secret)
+    """From now on, `printable` masks this text of eight characters or more, also in a URL: a token, a password."""
+    for text in (secret or "", quote(secret or "", safe=""), quote(secret or "")):
+        if len(text) >= _MIN_SECRET_CHARS and text not in _secrets:
+            _secrets.append(text)
 
 
 def printable(text: str, *, max_chars: int = _TEXT_CHARS) -> str:
@@ -57,7 +64,7 @@ def printable(text: str, *, max_chars: int = _TEXT_CHARS) -> str:
     colour or clear a terminal), line breaks, marks that change the direction of writing, and halves of surrogate pairs.
     A byte of a file's name that is not UTF-8 is shown as ``\xff``. A longer text is cut to ``max_chars``
     characters, with a mark that says so. A text that is safe and short is returned unchanged. Whatever `keep_secret`
-    was told is shown as ``***``.
+    was told is shown as ``***``, and so are signatures and bearers' tokens.
 
     >>> printable("a\x1b[2J\nb")
     'a\\x1b[2J\\nb'
@@ -66,6 +73,7 @@ def printable(text: str, *, max_chars: int = _TEXT_CHARS) -> str:
     """
     for secret in _secrets:
         text = text.replace(secret, "***")
+    text = _SIGNATURE.sub(r"\1***", text)
     if len(text) <= max_chars and text.isprintable():
         return text
     escapes = (one if one.isprintable() else _escape(one) for one in text[: max_chars + 1])

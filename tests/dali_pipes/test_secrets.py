@@ -3,10 +3,11 @@
 import base64
 import json
 import logging
+import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -15,6 +16,7 @@ from dali_pipes.cli import main
 from dali_pipes.errors import PipesError, keep_secret, printable
 from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.urls import open_store
 from tests import loaders
 from tests.servers.scripted import Script, Visit, scripted
 
@@ -133,6 +135,66 @@ def test_no_store_shows_the_token(status: int) -> None:
             except PipesError as exc:
                 shown += _shown(exc)
             assert not [secret for secret in SECRETS if secret in shown]
+
+
+KEY = base64.b64encode(b"a key of this test, which nobody may see").decode()
+CLOUDS = {
+    "s3": {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": KEY, "AWS_SESSION_TOKEN": f"{TOKEN}/+="},
+    "az with a signature": {"AZURE_STORAGE_SAS_TOKEN": f"sv=2024-11-04&sp=rl&sig={quote(KEY, safe='')}"},
+    "az with a key": {"AZURE_STORAGE_ACCOUNT_KEY": KEY},
+    "gs": {"GOOGLE_SKIP_SIGNATURE": "true"},
+}
+
+
+def repeat(status: int) -> Script:
+    """A cloud that repeats what it was asked, as it came and unquoted, as message, code and reason."""
+
+    def script(visit: Visit) -> None:
+        asked = " ".join(visit.request.decode("latin-1").split())
+        body = f"<Error><Code>Odd</Code><Message>{asked} {unquote(asked)}</Message></Error>".encode()
+        head = f"HTTP/1.1 {status} {asked}\r\nContent-Length: {len(body)}\r\nX-Ms-Error-Code: {asked}\r\n\r\n"
+        visit.send(head.encode("latin-1") + (b"" if visit.request.startswith(b"HEAD") else body))
+
+    return script
+
+
+@pytest.mark.parametrize("status", [400, 403, 404])
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_no_cloud_shows_keys_and_signatures(
+    cloud: str, status: int, monkeypatch: pytest.MonkeyPatch, all_output: Callable[[], str]
+) -> None:
+    """Each request that a bucket can send; what signed it is in none of its errors, logs and texts."""
+    shown = ""
+    with scripted(repeat(status)) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{server.endpoint}/account")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+        monkeypatch.setenv("GOOGLE_BASE_URL", server.endpoint)
+        for name, value in CLOUDS[cloud].items():
+            monkeypatch.setenv(name, value)
+        store, _ = open_store(f"{cloud[:2]}://bucket", endpoint="direct")
+        asks: list[Callable[[], object]] = [
+            store.exists,
+            lambda: store.list("x"),
+            lambda: store.read("x"),
+            lambda: store.write("x", b"abc"),
+            lambda: store.size("x"),
+            lambda: store.delete("x"),
+        ]
+        for ask in asks:
+            try:
+                shown += repr(store)
+                ask()
+            except PipesError as exc:
+                shown += _shown(exc)
+        sent = b"".join(server.requests).decode("latin-1")
+    shown += all_output()
+    signatures = re.findall(r"(?:Signature|sig)=([^&\s]+)", sent) + re.findall(r"SharedKey account:(\S+)", sent)
+    assert signatures or cloud == "gs"
+    secrets = {KEY, TOKEN, *signatures}
+    assert not [
+        secret for secret in secrets if secret in shown or quote(secret, safe="") in shown or unquote(secret) in shown
+    ]
 
 
 @pytest.mark.parametrize("line", ["doctor", "-v prep info ais://b/x-"])
