@@ -27,7 +27,7 @@ MOST = {
     "dali_pipes/store/cluster": (1_920, 8),
     "dali_pipes/store/http": (1_800, 5),
     "prep": (680, 6),
-    "prep/commands": (2_480, 12),
+    "prep/commands": (2_500, 12),
     "prep/embedded": (1_640, 8),
     "prep/etl": (680, 3),
     "prep/inspect": (1_940, 8),
@@ -38,7 +38,7 @@ MOST = {
     "prep/sources": (1_540, 7),
     "prep/tar": (440, 2),
     "prep/versions": (1_070, 5),
-    "prep/workers": (600, 3),
+    "prep/workers": (620, 3),
     "bench": (320, 3),
     "bench/commands": (500, 3),
     "bench/compare": (1_520, 6),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (960, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 54_650, 235
+SUM_LINES, SUM_MODULES = 54_690, 235
 
 
 def sizes() -> dict[str, tuple[int, int]]:
