@@ -172,6 +172,7 @@ def test_what_cannot_be_is_refused(shards: Path) -> None:
     [
         ({"area": 64 * 64, "step": 0}, ValueError, "step must be positive, got 0"),
         ({"area": 1023}, ValueError, r"area must be at least step \* step, 1024 pixels, got 1023"),
+        ({"area": 4096, "max_aspect": "2"}, TypeError, "max_aspect must be a number, got '2'"),
         ({"area": 4096, "max_aspect": 0.5}, ValueError, "max_aspect must be a finite number from 1 on.* got 0.5"),
         ({"area": 1 << 40, "step": 1}, ValueError, "has sides of more than 4096 steps of 1"),
         ({"area": 4096, "photo": 3}, TypeError, "photo must be the name of a component, or None, got 3"),

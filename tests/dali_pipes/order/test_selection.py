@@ -38,7 +38,8 @@ def counts_of(selection: Selection, labels: np.ndarray, *, seed: int = 0, pass_:
         (1.5, 6),
         (2, 8),
         (2.25, 9),
-        (100_000, 400_000),  # counts past 16 bits
+        (65_536, 262_144),  # one more than 16 bits count
+        (100_000, 400_000),
     ],
 )
 def test_a_class_has_exactly_its_share(factor: float, expected: int) -> None:
