@@ -102,6 +102,8 @@ class Select(_Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.exclude, str | Path | Iterable):
+            raise TypeError(f"exclude must be a path or several paths, got {self.exclude!r}; () leaves out nothing")
         if not isinstance(self.exclude, str | Path):
             object.__setattr__(self, "exclude", tuple(self.exclude))
         if self.where is not None and not callable(self.where):

@@ -17,6 +17,7 @@ from dali_pipes.processes.ranks import find_rank
     ("group", "values", "error", "text"),
     [
         ("Select", {"missing": "drop"}, ValueError, "missing must be one of error, skip, empty, got 'drop'"),
+        ("Select", {"exclude": None}, TypeError, "exclude must be a path or several paths, got None"),
         ("Select", {"where": 3}, TypeError, "where must be a function of the columns, or None, got 3"),
         ("Select", {"oversample": [2]}, TypeError, "oversample must be a mapping of class ids to factors, got list"),
         ("Select", {"epoch_samples": 0}, ValueError, "epoch_samples must be positive, got 0"),

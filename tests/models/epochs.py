@@ -157,7 +157,7 @@ def selection(random: np.random.Generator, folder: Path) -> str:
         if sample.key not in excluded and sample.label != label and (sample.caption is not None or not needs_caption)
     ]
     select = dp.Select(
-        exclude=folder / "list.txt" if excluded else None,
+        exclude=folder / "list.txt" if excluded else (),
         where=lambda columns: columns.labels != label,
         missing="skip" if needs_caption else "error",
     )

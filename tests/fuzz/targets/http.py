@@ -76,7 +76,7 @@ def listing_answers() -> Sequence[bytes]:
 
 # After a truncated answer the client waits this long, until the server closes the connection.
 IDLE_S = 0.2
-PATIENCE = Patience(patience_s=300.0, longest_pause_s=0.001)
+PATIENCE = Patience(patience_s=30.0, longest_pause_s=0.001)
 MODIFIED = b"Sun, 22 Nov 2026 14:24:02 GMT"
 
 
