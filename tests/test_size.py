@@ -23,7 +23,7 @@ MOST = {
     "dali_pipes/processes": (440, 2),
     "dali_pipes/reader": (1_320, 5),
     "dali_pipes/store": (1_960, 8),
-    "dali_pipes/store/cloud": (1_020, 4),
+    "dali_pipes/store/cloud": (1_050, 4),
     "dali_pipes/store/cluster": (1_920, 8),
     "dali_pipes/store/http": (1_800, 5),
     "prep": (680, 6),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (960, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 54_690, 235
+SUM_LINES, SUM_MODULES = 54_720, 235
 
 
 def sizes() -> dict[str, tuple[int, int]]:
