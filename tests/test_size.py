@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 MOST = {
-    "dali_pipes": (3_320, 16),
+    "dali_pipes": (3_330, 16),
     "dali_pipes/cache": (2_020, 7),
     "dali_pipes/commands": (1_620, 6),
     "dali_pipes/data_set": (2_030, 6),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (960, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 54_720, 235
+SUM_LINES, SUM_MODULES = 54_740, 235
 
 
 def sizes() -> dict[str, tuple[int, int]]:
