@@ -303,8 +303,8 @@ def _decode(
                 return PhotoHeader(reader, photo.height, photo.width)
             photo.load()
             profile = photo.info.get("icc_profile") if photo.mode in ("RGB", "RGBA") else None
-            upright = ImageOps.exif_transpose(photo) if orientation is None else turned_upright(photo, orientation)
-            return np.asarray(eight_bits(upright)), profile
+            pixels = eight_bits(ImageOps.exif_transpose(photo) if orientation is None else photo)
+            return np.asarray(turned_upright(pixels, orientation or UPRIGHT)), profile
     except Exception as exc:  # noqa: BLE001 (Pillow's readers raise all kinds, MemoryError too)
         # Its text for an unknown format names an object in memory.
         return str(exc).partition(" <")[0] or type(exc).__name__
