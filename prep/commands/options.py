@@ -85,7 +85,8 @@ def on_option(command: Command) -> Command:
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         expose_value=False,
         callback=_use_ray_environment,
-        help="With --on ray: a file (YAML or JSON) with Ray's runtime_env, such as packages that its nodes lack.",
+        help="With --on ray: a file (YAML or JSON) with Ray's runtime_env, such as packages that its nodes lack.  "
+        "[default: none]",
     )(command)
     return click.option(
         "--on",

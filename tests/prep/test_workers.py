@@ -150,8 +150,8 @@ def test_address_without_a_ray_is_refused_at_once(closed_port: int) -> None:
     """Ray itself would try for minutes."""
     ray = mock.MagicMock()
     with pytest.raises(PipesError, match=f"no Ray answers at '127.0.0.1:{closed_port}'"):
-        on_ray._connect(ray, f"127.0.0.1:{closed_port}", num_cpus=1)
+        on_ray._connect(ray, f"127.0.0.1:{closed_port}", num_cpus=1, directory="")
     assert not ray.init.called
     ray.init.side_effect = ConnectionError("no token")
     with pytest.raises(PipesError, match="no Ray at 'auto': no token; is RAY_ADDRESS right"):
-        on_ray._connect(ray, "auto", num_cpus=1)
+        on_ray._connect(ray, "auto", num_cpus=1, directory="")
