@@ -3,7 +3,6 @@
 `obstore` lists, signs, writes and deletes. It reads no object: our client reads what it has signed.
 """
 
-import asyncio
 import base64
 import binascii
 import builtins
@@ -11,8 +10,7 @@ import contextlib
 import hashlib
 import hmac
 import os
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -209,27 +207,16 @@ class CloudStore(RemoteStore):
             written_ns = (ns, ns) if self.settings.lists_times else None
             return ObjectEntry(name=row["path"], size=row["size"], checksum=None, written_ns=written_ns)
 
-        page_s = max(STALL_S, self.source.patience.patience_s)
-
-        async def list_pages(stream: Any) -> None:
+        def list_on(obstore: Any, store: "ObstoreStore") -> None:
+            """Go on after the last page that came."""
             nonlocal position
-            while (page := await asyncio.wait_for(anext(stream, None), page_s)) is not None:
+            for page in obstore.list(store, folder or None, offset=position, chunk_size=_PAGE):
                 found.extend(entry(row) for row in page if row["path"].startswith(prefix))
                 if not self.settings.is_sorted or not page:
                     continue
                 position = max(row["path"] for row in page)
                 if position > prefix and not position.startswith(prefix):
                     return
-
-        def list_on(obstore: Any, store: "ObstoreStore") -> None:
-            """Go on after the last page that came."""
-            try:
-                _run_apart(list_pages(obstore.list(store, folder or None, offset=position, chunk_size=_PAGE)))
-            except TimeoutError:
-                raise StoreError(
-                    f"'{self.locate(prefix)}' at {self.settings.origin}: its listing brings nothing for {page_s:g} s; "
-                    "is the server well?"
-                ) from None
 
         self.source.send(self.locate(prefix), list_on)
         return found.finish()
@@ -345,21 +332,6 @@ def _just_before(prefix: str) -> str:
     """
     last = ord(prefix[-1])
     return f"{prefix[:-1]}{chr(last - 1)}~" if ord("!") < last < 128 else prefix[:-1]
-
-
-def _run_apart(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run it in a thread: the caller may run an event loop, and `obstore` itself is deaf to Ctrl-C while it waits."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="dali-pipes-listing", daemon=True)
-    thread.start()
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    try:
-        future.result()
-    finally:
-        future.cancel()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 def _azure_url(settings: CloudSettings, name: str) -> str | None:
