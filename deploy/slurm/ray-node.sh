@@ -41,7 +41,8 @@ finish() {
 trap finish EXIT
 trap 'exit 143' TERM
 
-# Another user may have made it before, even as a link. Two nodes of the job may be on one machine.
+# Another user may have made it before, even as a link. Two nodes of the job may be on one machine. Ray opens its own
+# directory, r, for everybody; nobody else can enter the one above it.
 if ! mkdir -m 0700 "$directory" 2>/dev/null && [[ -L $directory || ! -O $directory ]]; then
   say "'$directory' is another user's; remove it, or submit the job again"
   exit 1
@@ -52,7 +53,7 @@ options=(--block --num-cpus="${SLURM_CPUS_PER_TASK:-1}" --min-worker-port=0 --ma
 options+=(--object-store-memory=268435456 --disable-usage-stats)
 if ((number == 0)); then
   address=$(getent ahostsv4 "$host" | head -n 1 | cut -d ' ' -f 1)
-  ray start --head --node-ip-address="$address" --port="$port" --temp-dir="$directory" --include-dashboard=false \
+  ray start --head --node-ip-address="$address" --port="$port" --temp-dir="$directory/r" --include-dashboard=false \
     "${options[@]}" >&2 &
 else
   deadline=$((SECONDS + head_s))

@@ -1,7 +1,7 @@
 """Fuzz by hand: ``python -m tests.fuzz --minutes 30``, or ``make fuzz MINUTES=30``.
 
 A line has the inputs so far that a target has taken, and those that it has refused with an error of ours. A finding
-names the file of its input: ``python -m tests.fuzz TARGET --input FILE`` checks it again.
+is printed with the command that checks its input again.
 """
 
 import argparse

@@ -53,7 +53,7 @@ def fuzz(
                 path.write_bytes(current.read_bytes() if current.exists() else b"")
                 if (files := Path(folder) / "files").exists():
                     shutil.copytree(files, path.with_suffix(".files"), dirs_exist_ok=True)
-                outcome.findings.append(f"{found}; the input is '{path}'")
+                outcome.findings.append(f"{found}; repeat it: python -m tests.fuzz {name} --input {path}")
         if seconds is None:
             break
         seed += 1_000_000

@@ -221,7 +221,7 @@ class CloudObjects(ObjectSource):
             ) from None
 
     def refusal(self, part: ObjectPart, asked: ObjectRequest, answer: Answer, body: bytes) -> Exception:
-        """See `ObjectSource.refusal`. A signature that is refused is made anew once, or until new credentials come."""
+        """See `ObjectSource.refusal`. A refused request is signed again: once, or until new credentials are taken."""
         self.has_answered = True
         item = part.item
         refusal = Refusal.of_text(

@@ -29,7 +29,6 @@ NAMES = [f"{number}.bin" for number in range(12)]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a server of bucket ``pets`` over a directory, which the environment names without keys."""
-    (tmp_path / "empty").touch()
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
