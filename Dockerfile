@@ -37,15 +37,18 @@ ARG EXTRAS=bench
 ARG TORCH_INDEX=
 WORKDIR /build
 COPY pyproject.toml constraints.txt ./
-COPY deploy/requirements.py deploy/cuda12.txt deploy/cuda13.txt deploy/
+COPY deploy/requirements.py deploy/cuda12.txt deploy/cuda13.txt deploy/hashes.txt deploy/
 RUN python3 deploy/requirements.py --cuda "$CUDA" --extras "$EXTRAS" > requirements.txt \
  && python3 deploy/requirements.py --cuda "$CUDA" --pins > pins.txt
+# pip says what it would install; it installs those wheels alone whose hashes are known. Those of TORCH_INDEX are not.
 # hadolint ignore=DL3042
 RUN --mount=type=cache,target=/root/.cache/pip \
     if [ -n "$TORCH_INDEX" ]; then \
       pip install --no-deps --index-url "$TORCH_INDEX" -c pins.txt torch torchvision; \
     fi \
- && pip install -c pins.txt -r requirements.txt
+ && pip install --dry-run --quiet --report report.json -c pins.txt -r requirements.txt \
+ && python3 deploy/requirements.py --hashes report.json > hashed.txt \
+ && pip install --require-hashes --only-binary :all: --no-deps -r hashed.txt
 # What needs a compiler, which this image has not: triton and headers serve torch.compile. And DALI for other Pythons.
 ARG WITH_COMPILE=0
 COPY deploy/prune.sh deploy/
@@ -54,7 +57,7 @@ COPY README.md LICENSE ./
 COPY prep prep
 COPY dali_pipes dali_pipes
 COPY bench bench
-RUN pip install --no-cache-dir --no-deps .
+RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 
 
 # What the runtime image has, and with it all that the tests want; nothing of it is shipped.

@@ -131,9 +131,14 @@ $(VENV)/.installed-integrations: $(PINNED) | $(BIN)/python
 	.venv-composer/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
-constraints:  ## pin the newest versions that fit, with markers for each Python; needs uv
-	uv pip compile pyproject.toml --extra dev --extra integrations --universal --python-version 3.11 --upgrade \
-	  --no-emit-index-url --no-header --no-annotate -o constraints.txt
+UV := uv pip compile --quiet --no-emit-index-url --no-header --no-annotate --python-version 3.11
+EXTRAS := dev integrations kuberay
+
+constraints:  ## pin the newest versions that fit, with markers for each Python, and their hashes; needs uv
+	$(UV) pyproject.toml $(EXTRAS:%=--extra %) --universal --upgrade -o constraints.txt
+	$(UV) constraints.txt deploy/cuda13.txt --universal --no-deps --generate-hashes -o deploy/hashes.txt
+	$(PYTHON) deploy/requirements.py --cuda 12 --pins | $(UV) deploy/cuda12.txt -c - --python-platform x86_64-manylinux_2_28 \
+	  --generate-hashes >> deploy/hashes.txt
 
 clean:
 	rm -rf $(VENV) .venv-composer demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,9 +5,13 @@ anything is installed: the standard library only.
 
     python3 deploy/requirements.py --cuda 13 --extras bench > requirements.txt
     python3 deploy/requirements.py --cuda 13 --pins > pins.txt
+    pip install --dry-run --quiet --report report.json -c pins.txt -r requirements.txt
+    python3 deploy/requirements.py --hashes report.json > hashed.txt
+    pip install --require-hashes --no-deps -r hashed.txt
 """
 
 import argparse
+import json
 import re
 import sys
 import tomllib
@@ -15,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main", "pins", "requirements"]
+__all__ = ["hashed", "main", "pins", "requirements"]
 
 ROOT = Path(__file__).resolve().parents[1]
 DALI = "nvidia-dali-cuda"
@@ -23,6 +27,8 @@ CHOICES = {"12": "120", "13": "130", "12+13": "120", "none": "120"}
 """Choice of CUDA -> DALI's build. ``12+13``: DALI for 12, torch for 13. ``none``: torch comes from a CPU-only index."""
 PINS = {"12": "cuda12.txt", "13": "cuda13.txt"}
 """Choice of CUDA -> the file beside this one whose lines go before those of constraints.txt."""
+HASHES = "hashes.txt"
+"""The file beside this one with the hashes of all pinned versions."""
 
 
 def requirements(project: dict[str, Any], *, extras: Sequence[str], cuda: str) -> list[str]:
@@ -76,23 +82,48 @@ def pins(common: Iterable[str], own: Iterable[str]) -> list[str]:
     return [line for line in common if line.partition("==")[0] not in names] + chosen
 
 
+def hashed(report: dict[str, Any], known: str) -> list[str]:
+    """The packages that pip would install, each with its version and the hashes of its files.
+
+    Args:
+        report: What ``pip install --dry-run --report`` writes.
+        known: Requirements with hashes, as ``uv pip compile --generate-hashes`` writes them.
+
+    Raises:
+        ValueError: If there are no hashes of one of these versions.
+
+    >>> report = {"install": [{"metadata": {"name": "PyYAML", "version": "6.0"}}]}
+    >>> hashed(report, "numpy==2.5 \\\\\\n    --hash=sha256:ab\\npyyaml==6.0 \\\\\\n    --hash=sha256:cd\\n")
+    ['pyyaml==6.0 --hash=sha256:cd']
+    """
+    lines = {line.split()[0]: " ".join(line.split()) for line in known.replace("\\\n", "").splitlines()}
+    found = [item["metadata"] for item in report["install"]]
+    wanted = [f"{re.sub('[-_.]+', '-', item['name']).lower()}=={item['version']}" for item in found]
+    if missing := [name for name in wanted if name not in lines]:
+        raise ValueError(f"no hashes of {', '.join(missing)}; run: make constraints")
+    return [lines[name] for name in wanted]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="Print what pip is to install before the project itself.")
     parser.add_argument("--extras", default="", help="extras, with commas between them")
     parser.add_argument("--cuda", default="12", choices=CHOICES, help="the choice of CUDA: docs/how-to/install.md")
     parser.add_argument("--pins", action="store_true", help="print the versions to pin, in place of the requirements")
+    parser.add_argument("--hashes", metavar="REPORT", help="print hashes of what pip would install, by its report")
     arguments = parser.parse_args(argv)
-    if arguments.pins:
-        own = PINS.get(arguments.cuda)
-        lines = pins(_lines(ROOT / "constraints.txt"), _lines(ROOT / "deploy" / own) if own else [])
-    else:
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        extras = [name for name in arguments.extras.split(",") if name]
-        try:
+    try:
+        if arguments.hashes:
+            lines = hashed(json.loads(Path(arguments.hashes).read_text()), (ROOT / "deploy" / HASHES).read_text())
+        elif arguments.pins:
+            own = PINS.get(arguments.cuda)
+            lines = pins(_lines(ROOT / "constraints.txt"), _lines(ROOT / "deploy" / own) if own else [])
+        else:
+            project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+            extras = [name for name in arguments.extras.split(",") if name]
             lines = requirements(project, extras=extras, cuda=arguments.cuda)
-        except ValueError as exc:
-            parser.error(str(exc))
+    except ValueError as exc:
+        parser.error(str(exc))
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
 

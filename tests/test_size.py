@@ -18,7 +18,7 @@ MOST = {
     "dali_pipes/graph": (2_660, 9),
     "dali_pipes/graph/recipes": (620, 4),
     "dali_pipes/integrations": (860, 4),
-    "dali_pipes/metrics": (730, 3),
+    "dali_pipes/metrics": (740, 3),
     "dali_pipes/order": (1_960, 7),
     "dali_pipes/processes": (440, 2),
     "dali_pipes/reader": (1_320, 5),
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 39_800, 500
+TESTS_LINES, FILE_LINES = 40_000, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

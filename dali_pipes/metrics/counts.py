@@ -12,9 +12,11 @@ import logging
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 
 from dali_pipes import profiling
+from dali_pipes.errors import printable
 
 _log = logging.getLogger(__name__)
 
@@ -168,18 +170,23 @@ class Counts:
 def report_span(name: str, *, seconds: float, error: BaseException | None = None, **attributes: str | float) -> None:
     """Report a span ``dali_pipes.NAME`` that ends now and took ``seconds``; without OpenTelemetry do nothing.
 
-    Its parent is the current span of the thread, if there is one.
+    Its parent is the current span of the thread, if there is one. All of its texts are printable.
     """
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return
     try:
         stop = time.time_ns()
-        named = {f"{_TRACER}.{key}": value for key, value in attributes.items()}
+        named = {
+            f"{_TRACER}.{key}": printable(value) if isinstance(value, str) else value
+            for key, value in attributes.items()
+        }
         start = stop - int(seconds * 1e9)
         span = api.get_tracer(_TRACER).start_span(f"{_TRACER}.{name}", start_time=start, attributes=named)
         if error is not None:
-            span.record_exception(error)
+            trace = "".join(traceback.format_exception(error)).splitlines()
+            texts = {"message": printable(str(error)), "stacktrace": "\n".join(map(printable, trace))}
+            span.record_exception(error, {f"exception.{name}": text for name, text in texts.items()})
             span.set_status(api.StatusCode.ERROR)
         span.end(end_time=stop)
     except Exception:  # noqa: BLE001 (an exporter's fault must not end a training)

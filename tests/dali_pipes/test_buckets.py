@@ -174,11 +174,12 @@ def test_what_cannot_be_is_refused(shards: Path) -> None:
         ({"area": 1023}, ValueError, r"area must be at least step \* step, 1024 pixels, got 1023"),
         ({"area": 4096, "max_aspect": "2"}, TypeError, "max_aspect must be a number, got '2'"),
         ({"area": 4096, "max_aspect": 0.5}, ValueError, "max_aspect must be a finite number from 1 on.* got 0.5"),
-        ({"area": 1 << 40, "step": 1}, ValueError, "has sides of more than 4096 steps of 1"),
+        ({"area": 4097**2, "step": 1, "max_aspect": 1}, ValueError, "has sides of more than 4096 steps of 1"),
         ({"area": 4096, "photo": 3}, TypeError, "photo must be the name of a component, or None, got 3"),
     ],
 )
 def test_description_of_buckets_is_checked(values: dict[str, Any], error: type[Exception], text: str) -> None:
+    dp.buckets(area=4096**2, step=1, max_aspect=1)
     with pytest.raises(error, match=text):
         dp.buckets(**values)
 

@@ -1,24 +1,32 @@
 """No token and no password is shown, whatever a server repeats: in output, logs, tracebacks and records."""
 
 import base64
+import contextlib
 import json
 import logging
 import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
+from prometheus_client import generate_latest
 
 import dali_pipes as dp
 from dali_pipes.cli import main
 from dali_pipes.errors import PipesError, keep_secret, printable
+from dali_pipes.metrics import LoaderCollector
+from dali_pipes.metrics.counts import span
+from dali_pipes.store.cloud.settings import CloudSettings
 from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.urls import open_store
 from tests import loaders
+from tests.dali_pipes.raw import raw
 from tests.servers.scripted import Script, Visit, scripted
+from tests.shards import Sample, photo_bytes, write_shards
 
 TOKEN = "eyJhbGciOi-t0ken-of-this-test"
 PASSWORD = "hunter2-and-more"
@@ -130,7 +138,7 @@ def test_no_store_shows_the_token(status: int) -> None:
         ]
         for ask in asks:
             try:
-                shown = repr(store) + repr(access)
+                shown = repr([*parts_of(store), *parts_of(access)])
                 ask()
             except PipesError as exc:
                 shown += _shown(exc)
@@ -188,6 +196,7 @@ def test_no_cloud_shows_keys_and_signatures(
             except PipesError as exc:
                 shown += _shown(exc)
         sent = b"".join(server.requests).decode("latin-1")
+        shown += repr([store.source.signed("x"), *parts_of(store)])
     shown += all_output()
     signatures = re.findall(r"(?:Signature|sig)=([^&\s]+)", sent) + re.findall(r"SharedKey account:(\S+)", sent)
     assert signatures or cloud == "gs"
@@ -195,6 +204,52 @@ def test_no_cloud_shows_keys_and_signatures(
     assert not [
         secret for secret in secrets if secret in shown or quote(secret, safe="") in shown or unquote(secret) in shown
     ]
+
+
+def parts_of(value: object) -> list[object]:
+    """Objects of our classes, and of theirs, with all that they hold."""
+    found, left = [], [value]
+    while left:
+        one = left.pop()
+        if type(one).__module__.startswith("dali_pipes.") and not any(one is other for other in found):
+            found.append(one)
+            left += one if isinstance(one, tuple) else getattr(one, "__dict__", {}).values()
+    return found
+
+
+def test_no_span_page_or_metric_shows_a_secret(
+    tmp_path: Path, exporter: Any, all_output: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may repeat a secret as any name: of a shard, a key, a class, a caption."""
+    for name, value in [pair for cloud in CLOUDS.values() for pair in cloud.items()]:
+        monkeypatch.setenv(name, value)
+    opened = Token.from_environment(), *(CloudSettings.from_environment(scheme, "bucket") for scheme in ("s3", "az"))
+    assert all(opened)
+    secrets = [TOKEN, KEY, quote(KEY, safe=""), f"{TOKEN}/+=", PASSWORD]
+    keep_secret(PASSWORD)
+    texts = [secret.replace("/", "%2F") for secret in secrets]
+    samples = [
+        Sample(f"{text}-{number}", {"image.jpg": photo_bytes(number, 20, 30), "cls": b"0", "txt": text.encode()})
+        for number, text in enumerate(texts)
+    ]
+    shards = write_shards(tmp_path / TOKEN, samples, per_shard=3)
+    (shards / "s-classes.json").write_text(json.dumps({"0": f"sig={quote(KEY, safe='')}", "1": KEY}))
+    (shards / "s-000001.tar").write_bytes(b"no tar " + KEY.encode() * 30)
+    with loaders.open_loader(shards, raw, batch_size=1) as loader:
+        loader.name = KEY
+        with pytest.raises(PipesError) as raised:
+            list(loader)
+        with contextlib.suppress(OSError), span("open"):
+            raise OSError(f"the host {TOKEN} is unknown")  # of another package
+        metrics = generate_latest(LoaderCollector(labels={"run": TOKEN})).decode()
+    page = tmp_path / "page.html"
+    main(["prep", "view", str(shards), "-o", str(page)])
+    main(["prep", "info", str(shards)])
+    main(["prep", "verify", str(shards)])
+    spans = "".join(span.to_json() for span in exporter.get_finished_spans())
+    shown = [metrics, spans, page.read_text(), all_output(), _shown(raised.value)]
+    assert all("***" in text for text in shown)
+    assert not [secret for secret in {*secrets, *texts} for text in shown if secret in text]
 
 
 @pytest.mark.parametrize("line", ["doctor", "-v prep info ais://b/x-"])

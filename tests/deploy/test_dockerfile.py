@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.requirements import hashed
 from tests.deploy.conftest import write_program
 from tests.deploy.dockerfile import ROOT, plain_environment, read_stages, run_steps
 
@@ -75,6 +76,20 @@ def test_both_builds_of_dali_are_pinned_to_the_same_versions() -> None:
         assert name == "nvidia-nvjpeg" or main[name] == version, name
 
 
+def test_all_that_is_pinned_has_hashes() -> None:
+    """An image installs nothing else: `make constraints` writes the hashes after the versions."""
+    files = [ROOT / "constraints.txt", ROOT / "deploy" / "cuda12.txt", ROOT / "deploy" / "cuda13.txt"]
+    pinned = [line.split()[0] for path in files for line in path.read_text().splitlines() if line[0] != "#"]
+    report = {
+        "install": [{"metadata": dict(zip(("name", "version"), line.split("=="), strict=True))} for line in pinned]
+    }
+    known = (ROOT / "deploy" / "hashes.txt").read_text()
+    assert all(" --hash=sha256:" in line for line in hashed(report, known))
+    report["install"][0]["metadata"]["version"] = "0"
+    with pytest.raises(ValueError, match=r"no hashes of .*==0; run: make constraints"):
+        hashed(report, known)
+
+
 COMPILED = {"ATen.h", "c_api.h", "libcudart_static.a", "backend_impl.cpython-39-x86_64-linux-gnu.so"}
 INSTALLED = (
     "torch/lib/libtorch_cuda.so torch/include/ATen.h nvidia/cu13/lib/libcudart_static.a nvidia/dali/include/c_api.h "
@@ -85,19 +100,21 @@ INSTALLED = (
 
 
 @pytest.mark.parametrize(
-    ("arguments", "dali", "num_installs"),
+    ("arguments", "dali"),
     [
-        ({"CUDA": "12"}, "nvidia-dali-cuda120>=2.4,<3", 2),
-        ({"CUDA": "none", "TORCH_INDEX": "http://torch"}, "nvidia-dali-cuda120>=2.4,<3", 3),
-        ({"WITH_COMPILE": "1", "EXTRAS": "bench,demo"}, "nvidia-dali-cuda130>=2.4,<3", 2),
+        ({"CUDA": "12"}, "nvidia-dali-cuda120>=2.4,<3"),
+        ({"CUDA": "none", "TORCH_INDEX": "http://torch"}, "nvidia-dali-cuda120>=2.4,<3"),
+        ({"WITH_COMPILE": "1", "EXTRAS": "bench,demo"}, "nvidia-dali-cuda130>=2.4,<3"),
     ],
 )
-def test_build_steps_ask_pip_for_what_the_arguments_say(
-    tmp_path: Path, arguments: dict[str, str], dali: str, num_installs: int
-) -> None:
+def test_build_steps_ask_pip_for_what_the_arguments_say(tmp_path: Path, arguments: dict[str, str], dali: str) -> None:
     """All of them but apt's, by /bin/sh, with a pip that only writes down what it is asked for."""
     log = tmp_path / "pip.log"
-    (tmp_path / "pip.py").write_text(f"import sys\nopen({str(log)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n")
+    report = {"install": [{"metadata": {"name": "Braceexpand", "version": "0.1.7"}}]}
+    (tmp_path / "pip.py").write_text(
+        f"import json, sys\nopen({str(log)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
+        f"if '--report' in sys.argv: open('report.json', 'w').write({json.dumps(report)!r})\n"
+    )
     write_program(
         tmp_path / "python3",
         f"#!/bin/sh\nset -e\n"
@@ -112,13 +129,15 @@ def test_build_steps_ask_pip_for_what_the_arguments_say(
     environment = plain_environment(tmp_path / "root/opt/venv/bin", tmp_path)
     run_steps(STAGES["build"], tmp_path / "root", arguments=arguments, environment=environment, skip="apt-get")
     asked = log.read_text().splitlines()
-    *installs, last = [line for line in asked if line.startswith("install ")]
-    assert len(installs) == num_installs - 1
-    assert last == "install --no-cache-dir --no-deps ."
-    assert all("-c pins.txt" in line for line in installs)
-    if "TORCH_INDEX" in arguments:
-        assert installs[0] == "install --no-deps --index-url http://torch -c pins.txt torch torchvision"
+    installs = [line for line in asked if line.startswith("install ")]
+    assert installs == [
+        *["install --no-deps --index-url http://torch -c pins.txt torch torchvision"] * ("TORCH_INDEX" in arguments),
+        "install --dry-run --quiet --report report.json -c pins.txt -r requirements.txt",
+        "install --require-hashes --only-binary :all: --no-deps -r hashed.txt",
+        "install --no-cache-dir --no-deps --no-build-isolation .",
+    ]
     build = tmp_path / "root" / "build"
+    assert re.fullmatch(r"braceexpand==0\.1\.7.*( --hash=sha256:[0-9a-f]{64})+\n", (build / "hashed.txt").read_text())
     lines = (build / "requirements.txt").read_text().splitlines()
     assert dali in lines
     assert ("scikit-image>=0.25" in lines) == ("demo" in arguments.get("EXTRAS", ""))

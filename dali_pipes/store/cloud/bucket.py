@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import hmac
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -43,6 +45,8 @@ _USED_FOR_S = 45 * 60.0
 _METADATA_SERVERS = ("169.254.", "metadata.google")
 _AZURE_VERSION = "2023-11-03"
 _PAGE = 1000
+# A page that is under way comes soon. A thread that comes out of `obstore` while Python ends aborts the process.
+_LAST_PAGE_S = 2.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAKERS = {
     "s3": "aws s3 mb s3://{bucket}",
@@ -171,7 +175,9 @@ class CloudStore(RemoteStore):
         if self._is_read_only:
             return True
         try:
-            self.source.send(self.url, lambda obstore, store: next(iter(obstore.list(store, chunk_size=1)), None))
+            self.source.send(
+                self.url, lambda obstore, store: next(self._pages(obstore.list(store, chunk_size=1)), None)
+            )
         except NoBucketError:
             return False
         return True
@@ -210,7 +216,7 @@ class CloudStore(RemoteStore):
         def list_on(obstore: Any, store: "ObstoreStore") -> None:
             """Go on after the last page that came."""
             nonlocal position
-            for page in obstore.list(store, folder or None, offset=position, chunk_size=_PAGE):
+            for page in self._pages(obstore.list(store, folder or None, offset=position, chunk_size=_PAGE), prefix):
                 found.extend(entry(row) for row in page if row["path"].startswith(prefix))
                 if not self.settings.is_sorted or not page:
                     continue
@@ -220,6 +226,29 @@ class CloudStore(RemoteStore):
 
         self.source.send(self.locate(prefix), list_on)
         return found.finish()
+
+    def _pages(self, pages: Iterator[Any], prefix: str = "") -> Iterator[Any]:
+        """The pages of a listing of `obstore`, each got by a thread: Ctrl-C must end the wait.
+
+        Raises:
+            StoreError: If no page comes within the patience. `obstore` gives none to us while they have no objects.
+        """
+        limit_s = max(self.source.patience.patience_s, STALL_S)
+        while True:
+            came: Future[Any] = Future()
+            threading.Thread(target=_get_page, args=(pages, came), name="dali-pipes-listing", daemon=True).start()
+            try:
+                is_there = bool(wait([came], limit_s).done)
+            except BaseException:
+                wait([came], _LAST_PAGE_S)
+                raise
+            if not is_there:
+                raise StoreError(
+                    f"'{self.locate(prefix)}' at {self.settings.origin}: its listing brought no object in {limit_s:g} s"
+                )
+            if (page := came.result()) is None:
+                return
+            yield page
 
     def find_all(self, names: Sequence[str], *more: Sequence[str]) -> "builtins.list[Found]":
         from dali_pipes.store.listings import Found
@@ -375,3 +404,10 @@ def _reopen(settings: CloudSettings, patience: Patience) -> CloudStore:
 def open_bucket(scheme: str, bucket: str) -> CloudStore:
     """The bucket of a cloud, or a server's files, with the settings of the environment."""
     return CloudStore(CloudSettings.from_environment(scheme, bucket))
+
+
+def _get_page(pages: Iterator[Any], came: "Future[Any]") -> None:
+    try:
+        came.set_result(next(pages, None))
+    except BaseException as exc:  # noqa: BLE001 (who waits raises it; some of `obstore`'s are no `Exception`)
+        came.set_exception(exc)

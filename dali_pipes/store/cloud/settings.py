@@ -186,10 +186,8 @@ class CloudSettings:
             "client_options": {
                 "allow_http": urlsplit(self.base_url).scheme == "http",
                 "connect_timeout": "5s",
-                # Of a silence: an object that comes slowly is read to its end. A part that is written must be
-                # answered in this time.
-                "read_timeout": f"{STALL_S}s",
-                "timeout": "86400s",
+                "read_timeout": f"{STALL_S}s",  # of a silence
+                "timeout": f"{10 * STALL_S}s",  # of a request as a whole: a part that is written is the longest
                 **_trusted(),
             },
             # Short troubles end here; for longer ones there is `dali_pipes.store.patience`, which tells the user.

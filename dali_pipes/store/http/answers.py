@@ -41,6 +41,9 @@ class ObjectRequest(NamedTuple):
     expires_s: float = math.inf
     """Seconds for which its signature is good."""
 
+    def __repr__(self) -> str:
+        return f"ObjectRequest({printable(self.url)!r})"
+
 
 class Version(NamedTuple):
     """What an answer says of an object's version; empty where it says nothing."""

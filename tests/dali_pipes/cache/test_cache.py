@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dali_pipes.cache.cache import NodeCache
@@ -63,6 +64,65 @@ def test_least_of_different_budgets_counts(directory: Path) -> None:
     small.die()
     assert large.cache.budget()[1] == 6 * PAGE
     large.close()
+
+
+def test_bytes_that_are_reserved_later_count_for_others(directory: Path) -> None:
+    one = Member(directory, allowed=6, reserved=1)
+    one.cache.reserve_more(4 * PAGE)
+    with pytest.raises(CacheError, match="may take 24576 bytes"):
+        Member(directory, key=OTHER, allowed=6, reserved=3)
+    Member(directory, key=OTHER, allowed=6, reserved=2).close()
+    one.close()
+
+
+def test_a_loader_that_leaves_gives_up_what_it_was_filling(directory: Path) -> None:
+    one, two = Member(directory), Member(directory, group=2)
+    assert one.take(0).fill.tolist() == [0]
+    assert two.take(0).blocked == "busy"
+    one.close()
+    two.fill(0)
+    two.close()
+
+
+def test_small_shards_are_filled_together_and_checked_together(directory: Path) -> None:
+    """Up to a number and to bytes; not those to fill with those to check; only as many as there is space for."""
+    one = Member(directory, reserved=4, allowed=6)
+    assert one.cache.take((0, 1, 2, 3), most=3, most_bytes=9 * PAGE).fill.tolist() == [0, 1, 2]
+    one.cache.fail([0, 1, 2])
+    assert one.cache.take((0, 1, 2, 3), most=4, most_bytes=2 * PAGE).fill.tolist() == [0, 1]
+    one.cache.fail([0, 1])
+    one.fill(0, 3)
+    one.close()
+    two = Member(directory, reserved=4, allowed=6)  # the kept shards have to be checked
+    taken = two.cache.take((0, 3, 1, 2), most=4, most_bytes=9 * PAGE)
+    assert (taken.fill.tolist(), taken.is_there) == ([0, 3], True)
+    two.cache.finish([0, 3])
+    other = Member(directory, key=OTHER, reserved=1, allowed=6)
+    other.fill(0)
+    taken = two.cache.take((1, 2, 4, 5), most=4, most_bytes=9 * PAGE)
+    assert (taken.fill.tolist(), taken.is_there) == ([1, 2, 4], False)
+    two.close()
+    other.close()
+
+
+def test_each_loader_has_its_row_of_holds_reserved(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full tmpfs a write to a page that is not there ends the process."""
+    reserved: list[tuple[int, int]] = []
+    allocate = os.posix_fallocate
+
+    def reserve(file: int, start: int, size: int) -> None:
+        reserved.append((start, start + size))
+        allocate(file, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    num = 3 * PAGE
+    members = [Member(directory, pages=num, group=number, allowed=6) for number in range(3)]
+    for member in members:
+        table = member.cache._opened.table
+        row, file = table.holds[member.cache._slot], np.frombuffer(table._map, np.uint8)
+        start = row.ctypes.data - file.ctypes.data
+        assert any(begin <= start and start + num <= stop for begin, stop in reserved)
+        member.close()
 
 
 def test_slots_are_as_many_as_said(directory: Path) -> None:

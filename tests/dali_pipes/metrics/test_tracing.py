@@ -3,29 +3,17 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import dali_pipes as dp
 from dali_pipes.metrics import counts as counts_module
 from dali_pipes.metrics.counts import Counts, report_span
 from tests.dali_pipes.raw import raw
-
-
-@pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """The spans that a program of its own would export; the SDK takes one provider a process, so it is put in place."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
-    yield exporter
-    provider.shutdown()
 
 
 def named(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:

@@ -305,6 +305,11 @@ def test_two_windows_are_reserved_or_all_shards_that_a_step_spans() -> None:
     # Of 100 samples in a shard a pass draws one, or none, or several: the bound is that of shards with one.
     options = {"global_batch_size": 20, "selection": of_one_class(10_000, factor=0.01)}
     assert reserved_bytes(extents, shard_bytes, np.full(100, 100), order=order, **options) == 60 * 22
+    # All samples are left out but the first one of each shard, or of each second shard.
+    for every, step, expected in ((100, 20, 22), (200, 10_000, 50)):
+        left_out = Selection(10_000, excluded=np.flatnonzero(np.arange(10_000) % every))
+        options = {"global_batch_size": step, "selection": left_out}
+        assert reserved_bytes(extents, shard_bytes, np.full(100, 100), order=order, **options) == 60 * expected
 
 
 def test_equal_random_words_keep_the_order_of_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:

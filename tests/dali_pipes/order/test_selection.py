@@ -160,6 +160,12 @@ def test_factors_that_cannot_be_are_refused(factors: dict, text: str) -> None:
         Selection(10, labels=LABELS, oversample=factors)
 
 
+def test_a_class_that_is_not_there_is_refused_with_eight_that_are() -> None:
+    for num_classes, shown in ((8, r"\(found: 0, 1, 2, 3, 4, 5, 6, 7\)"), (9, r"\(found: 0, .* 7, \.\.\.\)")):
+        with pytest.raises(ValueError, match=shown):
+            Selection(9, labels=np.arange(9) % num_classes, oversample={99: 2})
+
+
 def test_selections_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="nothing to read: 10 samples, 10 excluded"):
         Selection(10, excluded=range(10))
