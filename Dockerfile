@@ -46,7 +46,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     if [ -n "$TORCH_INDEX" ]; then \
       pip install --no-deps --index-url "$TORCH_INDEX" -c pins.txt torch torchvision; \
     fi \
- && pip install --dry-run --quiet --report report.json -c pins.txt -r requirements.txt \
+ && pip install --dry-run --quiet --only-binary :all: --report report.json -c pins.txt -r requirements.txt \
  && python3 deploy/requirements.py --hashes report.json > hashed.txt \
  && pip install --require-hashes --only-binary :all: --no-deps -r hashed.txt
 # What needs a compiler, which this image has not: triton and headers serve torch.compile. And DALI for other Pythons.

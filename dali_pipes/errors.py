@@ -2,16 +2,18 @@
 
 import re
 from collections.abc import Sequence
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 # Names of a long list that an error shows, so that it stays short.
 _NUM_SHOWN = 3
 # What must never be shown. It is kept for the life of the process, because a server may repeat it in any text.
-_secrets: list[str] = []
+_secrets: set[str] = set()
 _MIN_SECRET_CHARS = 8  # a shorter one may be a word of any text; tokens have more than a hundred
-# What a signed URL or request has that lets others in, in the words of S3, GCS and Azure.
+# The parts of a URL or a request that work like a password, at S3, GCS and Azure; in a URL within a URL, too.
 _SIGNATURE = re.compile(
-    r"((?:\bsig|Signature|Security-Token)=|SharedKey [^\s:]+:|Bearer )[^\s&\"'<>,]{8,}", re.IGNORECASE
+    r"((?:(?:\b|%26|%3F)sig|Signature|Security-Token)(?:=|%3D)|Security-Token\"?: ?\"?"
+    r"|SharedKey [^\s:]+:|Bearer (?=[^\s&\"'<>,]*[\d._-]))[^\s&\"'<>,]{8,}",
+    re.IGNORECASE,
 )
 # A name or a text of the data. The paths that people give their files are shorter; a path may have 4,096 bytes.
 _TEXT_CHARS = 300
@@ -51,10 +53,14 @@ class WorkerProcessError(PipesError):
 
 
 def keep_secret(secret: str | None) -> None:
-    """From now on, `printable` masks this text of eight characters or more, also in a URL: a token, a password."""
-    for text in (secret or "", quote(secret or "", safe=""), quote(secret or "")):
-        if len(text) >= _MIN_SECRET_CHARS and text not in _secrets:
-            _secrets.append(text)
+    """From now on, `printable` masks this text of eight characters or more: a token, a password.
+
+    Also in a URL, and each line of a key that has several.
+    """
+    for text in (secret or "").splitlines():
+        quoted = {text, quote(text, safe=""), quote(text), quote_plus(text)}
+        lower = {re.sub("%..", lambda found: found[0].lower(), one) for one in quoted}
+        _secrets.update(one for one in quoted | lower if len(one) >= _MIN_SECRET_CHARS)
 
 
 def printable(text: str, *, max_chars: int = _TEXT_CHARS) -> str:
@@ -71,7 +77,7 @@ def printable(text: str, *, max_chars: int = _TEXT_CHARS) -> str:
     >>> printable("0" * 5000, max_chars=30)
     '000000000... (5000 characters)'
     """
-    for secret in _secrets:
+    for secret in sorted(_secrets, key=len, reverse=True):  # one may be the beginning of another
         text = text.replace(secret, "***")
     text = _SIGNATURE.sub(r"\1***", text)
     if len(text) <= max_chars and text.isprintable():

@@ -5,9 +5,9 @@ anything is installed: the standard library only.
 
     python3 deploy/requirements.py --cuda 13 --extras bench > requirements.txt
     python3 deploy/requirements.py --cuda 13 --pins > pins.txt
-    pip install --dry-run --quiet --report report.json -c pins.txt -r requirements.txt
+    pip install --dry-run --quiet --only-binary :all: --report report.json -c pins.txt -r requirements.txt
     python3 deploy/requirements.py --hashes report.json > hashed.txt
-    pip install --require-hashes --no-deps -r hashed.txt
+    pip install --require-hashes --only-binary :all: --no-deps -r hashed.txt
 """
 
 import argparse
@@ -119,9 +119,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             own = PINS.get(arguments.cuda)
             lines = pins(_lines(ROOT / "constraints.txt"), _lines(ROOT / "deploy" / own) if own else [])
         else:
-            project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+            table = tomllib.loads((ROOT / "pyproject.toml").read_text())
+            project = table["project"]
             extras = [name for name in arguments.extras.split(",") if name]
-            lines = requirements(project, extras=extras, cuda=arguments.cuda)
+            # What builds the project: in an image it is built without a network.
+            lines = requirements(project, extras=extras, cuda=arguments.cuda) + table["build-system"]["requires"]
     except ValueError as exc:
         parser.error(str(exc))
     sys.stdout.write("".join(f"{line}\n" for line in lines))

@@ -95,8 +95,9 @@ def read_json(text: str | bytes) -> Any:
             of surrogates, or is nested deeper than Python's stack.
     """
     try:
+        text = text if isinstance(text, str) else text.decode()
         value = json.loads(text)
-        if "\\u" in (text if isinstance(text, str) else text.decode()):  # only an escape stands for what is not UTF-8
+        if "\\u" in text:  # only an escape stands for what is not UTF-8
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("its brackets are nested too deeply") from None

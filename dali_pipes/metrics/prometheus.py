@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 
 NODE_S = 2.0
 """Seconds after which the processes of a node write their figures again, and one of them takes a port that is free."""
-ANSWER_S = 10.0
-"""A connection is ended after this time. One is answered at a time, so that nobody can fill a job with threads."""
+REQUEST_S = 1.0
+"""A client must send its request in this time. One is answered at a time: nobody can fill a job with threads."""
 _OWN_LABELS = ("data_set", "loader", "rank")
 _FILES = f"dali_pipes_{'[0-9a-f]' * 8}.prom"
 
@@ -219,6 +219,7 @@ class NodeMetrics(TextfileWriter, Collector):
         super().close()
         if os.getpid() == self._pid:
             if self._server is not None:
+                end_connection(self._server.answering)
                 self._server.shutdown()
             self.forget()
 
@@ -253,24 +254,39 @@ class NodeMetrics(TextfileWriter, Collector):
 
 
 class _Request(WSGIRequestHandler):
+    timeout = 10.0  # for what is sent
+
     def handle(self) -> None:
-        ends = threading.Timer(ANSWER_S, self._end)
-        ends.start()
+        server: Any = self.server
+        server.answering = self.connection
+        self._late = threading.Timer(REQUEST_S, end_connection, (self.connection,))
+        self._late.daemon = True  # nobody who connects keeps a process from its end
+        self._late.start()
         try:
             super().handle()
         finally:
-            ends.cancel()
+            self._late.cancel()
 
-    def _end(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended by itself
-            self.connection.shutdown(socket.SHUT_RDWR)
+    def get_environ(self) -> dict[str, Any]:
+        self._late.cancel()
+        return super().get_environ()
 
     def log_message(self, format: str, *args: Any) -> None: ...
+
+
+def end_connection(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended by itself
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _start_server(port: int, host: str, registry: CollectorRegistry) -> WSGIServer:
     class Server(WSGIServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        answering: socket.socket
+
+        def server_activate(self) -> None:
+            super().server_activate()
+            self.answering = self.socket
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """A client that goes away is no fault of the job."""

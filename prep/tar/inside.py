@@ -81,13 +81,13 @@ class UnpackedFile:
 
 # Parquet
 
-_ROWS = 1024
-"""Rows that are unpacked at a time."""
+_ROWS, _BATCH_BYTES = 1024, 128 << 20
+"""Rows that are unpacked at a time; fewer, if one value may be so long that they would take more than these bytes."""
 _UNPACKED_BYTES, _UNPACKED_SHARE = 64 << 20, 200
 """A file may unpack to this size, and beyond it to this multiple of its own: a million equal labels are a few bytes."""
 
 _VALUE_BYTES = 50
-"""Of a Python object without its content."""
+"""What a Python object takes, without its content."""
 
 
 class Parquet:
@@ -103,18 +103,28 @@ class Parquet:
         Raises:
             DataError: If what was read of the file is larger than a file of its size may hold.
         """
-        groups = None if group is None else [group]
-        for batch in self.file.iter_batches(_ROWS, row_groups=groups, columns=[column]):
-            array = batch.column(0)
-            if hasattr(array, "dictionary_decode"):  # equal values are there once, and counted once
-                array = array.dictionary_decode()
-            self._left -= array.nbytes + _VALUE_BYTES * len(array)
-            if self._left < 0:
-                raise DataError(
-                    f"'{self._path}' unpacks to more than {_UNPACKED_BYTES >> 20} MiB and {_UNPACKED_SHARE} times its "
-                    "size: no data set needs that; write the file anew"
-                )
-            yield array
+        for number in range(self.file.num_row_groups) if group is None else [group]:
+            of_group = self.file.metadata.row_group(number)
+            chunks = [of_group.column(place) for place in range(of_group.num_columns)]
+            chunks = [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{column}.")]
+            # No value is longer than its chunk. Equal values are stored once, so rows may be longer in all.
+            longest = max(chunk.total_uncompressed_size for chunk in chunks)
+            self._take(_VALUE_BYTES * sum(chunk.num_values for chunk in chunks), at_least=longest)
+            rows = min(_ROWS, max(1, _BATCH_BYTES // max(1, longest)))
+            for batch in self.file.iter_batches(rows, row_groups=[number], columns=[column]):
+                array = batch.column(0)
+                if hasattr(array, "dictionary_decode"):
+                    array = array.dictionary_decode()
+                self._take(array.nbytes)
+                yield array
+
+    def _take(self, num_bytes: int, *, at_least: int = 0) -> None:
+        self._left -= num_bytes
+        if self._left < at_least:
+            raise DataError(
+                f"'{self._path}' unpacks to more than {_UNPACKED_BYTES >> 20} MiB and {_UNPACKED_SHARE} times its "
+                "size: no data set needs that; write the file anew"
+            )
 
     def values(self, column: str, group: int | None = None) -> list[Any]:
         """The values of a column, of one row group or of all."""

@@ -56,6 +56,8 @@ def open_workers(
         raise ValueError(f"on must be one of {', '.join(WORKERS_KINDS)}, got '{on}'")
     given: dict[str, Any] = {} if advice is None else {"advice": advice}
     if on == "processes":
+        if RAY_ENVIRONMENT.get() is not None:
+            raise ValueError("--runtime-env is for --on ray; give both, or none of them")
         return Workers(jobs, at_most=at_most, setup=setup, isolated=isolated, **given)
     from prep.workers.on_ray import RayWorkers
 

@@ -61,7 +61,7 @@ class RayWorkers(Workers):
         # Ray reads it when it is imported. Nobody who prepares data has agreed to it.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         address = os.environ.get("RAY_ADDRESS", "")
-        if not address:  # a Ray of our own listens at the loopback address, by this switch whatever the system is
+        if not address:  # a Ray of our own listens at the loopback address: with 0 on Linux, too
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         try:
             import ray
@@ -71,8 +71,9 @@ class RayWorkers(Workers):
         if not ray.is_initialized():
             # Ray reports workers that died on stdout, which is for a command's result.
             self._connection.enter_context(contextlib.redirect_stdout(sys.stderr))
-            # Of this user alone: others could make /tmp/ray before. Its sockets' paths must be short.
-            files = tempfile.TemporaryDirectory(prefix="dp-ray-", ignore_cleanup_errors=True)
+            # Of this user alone: others could make /tmp/ray before. Not in TMPDIR: paths of sockets must be short.
+            parent = os.environ.get("RAY_TMPDIR", "/tmp")  # noqa: S108 (it has a random name, and mode 0700)
+            files = tempfile.TemporaryDirectory(prefix="dp-ray-", dir=parent, ignore_cleanup_errors=True)
             directory = self._connection.enter_context(files)
             self._connection.callback(ray.shutdown)
             environment = None if self._runtime_env is None else _read_environment(self._runtime_env)

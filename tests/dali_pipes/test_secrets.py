@@ -145,6 +145,29 @@ def test_no_store_shows_the_token(status: int) -> None:
             assert not [secret for secret in SECRETS if secret in shown]
 
 
+TEXTS = {
+    "x-amz-security-token: FwoGZXIvYXdzROLE/01+=": "x-amz-security-token: ***",
+    '{"X-Amz-Security-Token": "FwoGZXIvYXdzROLE"}': '{"X-Amz-Security-Token": "***"}',
+    "/a?X-Amz-Signature%3D0123456789%26x": "/a?X-Amz-Signature%3D***",
+    "https://h/a%3Fsig%3D0123456789": "https://h/a%3Fsig%3D***",
+    "Bearer eyJhbGciOi.x": "Bearer ***",
+    "401 Bearer authentication failed; the signature: unknown-one": "",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_works_like_a_password_is_masked_whoever_made_it(text: str) -> None:
+    """A package may get tokens by itself, and a server may repeat them in any form."""
+    assert printable(text) == (TEXTS[text] or text)
+
+
+def test_each_line_of_a_key_is_masked_and_the_longer_of_two_first() -> None:
+    keep_secret("begin-of-both")
+    keep_secret("begin-of-both-and-more")
+    keep_secret("-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\n")
+    assert printable("begin-of-both-and-more hkiG9w0BAQEFAASC") == "*** ***"
+
+
 KEY = base64.b64encode(b"a key of this test, which nobody may see").decode()
 CLOUDS = {
     "s3": {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": KEY, "AWS_SESSION_TOKEN": f"{TOKEN}/+="},

@@ -114,7 +114,8 @@ class BucketObjects(CloudObjects):
             except (BaseError, FileNotFoundError) as exc:
                 refusal = Refusal.of_error(exc)
                 self.has_answered |= bool(refusal.status)
-                if refusal.is_passing or self.renews(refusal):
+                is_unclear_again = refusal.is_unclear and waiting.num_failures > 0
+                if refusal.is_passing or (not is_unclear_again and self.renews(refusal)):
                     if any(server in str(exc) for server in _METADATA_SERVERS):
                         raise StoreError(
                             f"no credentials for '{self.settings.url}'; they are looked for in this order: "
@@ -124,7 +125,7 @@ class BucketObjects(CloudObjects):
                     if pause_s is not None:
                         pause(pause_s)
                         continue
-                    if waiting.num_failures:
+                    if waiting.num_failures and not refusal.is_stale:
                         raise StoreError(f"'{where}' at {origin}: {waiting.over(str(refusal))}") from None
                 raise refused(self.settings, where, refusal) from None
             except BaseException as exc:
@@ -151,9 +152,9 @@ class BucketObjects(CloudObjects):
 
     def renews(self, refusal: Refusal) -> bool:
         credentials = self.settings.credentials
-        if credentials is None or not refusal.is_stale:
+        if credentials is None or not (refusal.is_stale or refusal.is_unclear):
             return False
-        credentials.renew()
+        credentials.renew(at_once=refusal.is_unclear)
         return self.is_accepted
 
 
@@ -244,7 +245,8 @@ class CloudStore(RemoteStore):
                 raise
             if not is_there:
                 raise StoreError(
-                    f"'{self.locate(prefix)}' at {self.settings.origin}: its listing brought no object in {limit_s:g} s"
+                    f"'{self.locate(prefix)}' at {self.settings.origin}: its listing brought no object from there on "
+                    f"in {limit_s:g} s"
                 )
             if (page := came.result()) is None:
                 return

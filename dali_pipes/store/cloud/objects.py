@@ -32,15 +32,15 @@ from dali_pipes.store.shard_set import missing_advice
 # A signature is not used in its last part: the request must arrive, and clocks differ.
 _USED_SHARE = 0.8
 _REFUSED = (401, 403)
+# The server does not know the credentials, or no longer: new ones may be good.
+_STALE_CODES = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken", "InvalidTokenId", "InvalidAccessKeyId")
 # With status 400 in place of 403.
-_REFUSED_CODES = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken", "AuthorizationQueryParametersError")
+_REFUSED_CODES = (*_STALE_CODES, "AuthorizationQueryParametersError")
 # With a status that says nothing of it. In the last two, the bytes that arrived are not those that were signed.
 _PASSING_CODES = (
     "RequestTimeout", "SlowDown", "ServerBusy", "Throttling", "ThrottlingException", "InternalError",
     "XAmzContentSHA256Mismatch", "BadDigest",
 )  # fmt: skip
-# The server does not know the credentials, or no longer: new ones may be good.
-_STALE_CODES = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId")
 _NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 _ADVICE = {
     "RequestTimeTooSkewed": "the clock of this machine is wrong: set it (NTP)",
@@ -116,8 +116,13 @@ class Refusal(NamedTuple):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the credentials have ended. The answer to a HEAD has no code; S3 refuses rights by 403."""
-        return self.code in _STALE_CODES or (self.status == 400 and not self.code)
+        """Whether the credentials have ended. S3 refuses rights by another code."""
+        return self.code in _STALE_CODES
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether the credentials may have ended: the answer to a HEAD has no code."""
+        return self.status == 400 and not self.code
 
     @property
     def is_passing(self) -> bool:
@@ -138,7 +143,7 @@ def refused(settings: CloudSettings, where: str, refusal: Refusal) -> StoreError
     advice = ""
     if refusal.region or refusal.status in REDIRECTS or "Region" in refusal.code:
         advice = f"; the bucket is in another region: set AWS_REGION={refusal.region or 'to it'}"
-    elif (refusal.status in _REFUSED or refusal.is_stale) and settings.scheme in CHAINS:
+    elif (refusal.status in _REFUSED or refusal.is_stale or refusal.is_unclear) and settings.scheme in CHAINS:
         advice = f"; credentials are looked for in this order: {CHAINS[settings.scheme]}"
     elif not refusal.status and refusal.is_passing:
         advice = f"; is it the right address? {ADDRESSES.get(settings.scheme, 'check the URL')}"

@@ -12,8 +12,8 @@ from dali_pipes.errors import keep_secret
 class ProfileCredentials:
     """A provider of credentials for `obstore`, which calls it from a thread of its own when it signs.
 
-    boto3 reads the profiles. It keeps what it has read, and refreshes what says when it ends. This class asks boto3
-    again after half of the time that is left, and after `renew` it reads the profiles anew. ``open_session`` is
+    boto3 reads the profiles. It keeps what it has read, and refreshes credentials that have an end. This class asks
+    boto3 again after half of the time that is left, and after `renew` it reads the profiles anew. ``open_session`` is
     ``boto3.Session``. Any thread may use it.
 
     Raises:
@@ -32,7 +32,7 @@ class ProfileCredentials:
         with self._lock:
             if time.time() >= self._ask_at:
                 self._ask()
-            # `obstore` asks again at the next signature: it would use credentials that were refused until they end.
+            # Without an end in the past, `obstore` would keep refused credentials until their true end.
             return {**self._known, "expires_at": datetime.now(UTC)}
 
     @property
@@ -40,10 +40,10 @@ class ProfileCredentials:
         """Seconds until the credentials end that were given last; infinite if they do not say so."""
         return self._ends_at - time.time()
 
-    def renew(self) -> None:
-        """Read the profiles again, because a server has refused the credentials. At most once a second."""
+    def renew(self, *, at_once: bool = False) -> None:
+        """Read the profiles again, because a server has refused the credentials: ``at_once``, or once a second."""
         with self._lock:
-            if time.monotonic() >= self._renewed_at + 1.0:
+            if at_once or time.monotonic() >= self._renewed_at + 1.0:
                 self._source = None
                 self._ask_at = 0.0
 

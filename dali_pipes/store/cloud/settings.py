@@ -102,7 +102,7 @@ class CloudSettings:
                 # What is behind these signs may be a secret.
                 shown = printable(value.partition("?")[0].rpartition("@")[2], max_chars=100)
                 raise ValueError(f"{variable} must be an address such as http://127.0.0.1:9000, got '{shown}'")
-            if "@" in urlsplit(value).netloc:
+            if "@" in value:  # not the host alone: a password may have a slash
                 raise ValueError(f"{variable} must not hold a user name or a password: errors and logs name the server")
         return cls(scheme=scheme, bucket=bucket, options=options)
 
@@ -187,7 +187,7 @@ class CloudSettings:
                 "allow_http": urlsplit(self.base_url).scheme == "http",
                 "connect_timeout": "5s",
                 "read_timeout": f"{STALL_S}s",  # of a silence
-                "timeout": f"{10 * STALL_S}s",  # of a request as a whole: a part that is written is the longest
+                "timeout": f"{10 * STALL_S}s",  # for a whole request; the longest writes one part
                 **_trusted(),
             },
             # Short troubles end here; for longer ones there is `dali_pipes.store.patience`, which tells the user.

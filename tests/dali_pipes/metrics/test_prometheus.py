@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,19 +146,24 @@ def test_every_figure_is_served_with_its_help(loader: dp.Loader, closed_port: in
 def test_strangers_at_the_port_get_no_threads_and_no_end_of_time(
     loader: dp.Loader, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that sends nothing, or one byte after the other, is sent away."""
-
-    def answered() -> int:  # each connection that is answered has a timer, which ends it
-        return sum(isinstance(thread, threading.Timer) for thread in threading.enumerate())
-
+    """One client is answered at a time; one that sends nothing, or byte after byte, is sent away, and delays no end."""
+    monkeypatch.setattr(prometheus, "REQUEST_S", 3600.0)
+    with dp.metrics.serve(closed_port) as served, contextlib.ExitStack() as clients:
+        silent, other = (clients.enter_context(socket.create_connection(("127.0.0.1", closed_port))) for _ in range(2))
+        other.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        other.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            other.recv(1)
+        silent.close()
+        other.settimeout(None)
+        assert other.recv(8) == b"HTTP/1.0"
+        before = served._server.answering
+        clients.enter_context(socket.create_connection(("127.0.0.1", closed_port)))
+        wait_until(lambda: served._server.answering is not before)
+        served.close()
     with dp.metrics.serve(closed_port), contextlib.ExitStack() as clients:
-        silent = [clients.enter_context(socket.create_connection(("127.0.0.1", closed_port))) for _ in range(5)]
-        wait_until(answered)
-        assert answered() == 1
-        for client in silent:
-            client.close()
         with monkeypatch.context() as brief:
-            brief.setattr(prometheus, "ANSWER_S", 0.1)
+            brief.setattr(prometheus, "REQUEST_S", 0.1)
             slow = clients.enter_context(socket.create_connection(("127.0.0.1", closed_port)))
 
             def is_over() -> bool:

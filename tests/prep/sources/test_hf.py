@@ -12,6 +12,7 @@ import webdataset
 from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
 from prep.sources.hf import read_schema
+from prep.tar.inside import parquet_file
 from tests.shards import encode_mask, encode_photo, hf, pack, table
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -153,3 +154,25 @@ def test_file_whose_few_bytes_stand_for_many_is_refused(tmp_path: Path, reads: A
     assert path.stat().st_size < 200_000
     with pytest.raises(DataError, match=r"bomb\.parquet' unpacks to more than 64 MiB and 200 times its size"):
         reads(path if reads is table else [path])
+
+
+@pytest.mark.parametrize("kind", ["long values", "a long list"])
+def test_no_batch_of_a_file_takes_more_than_its_share(tmp_path: Path, kind: str) -> None:
+    """A few rows that repeat a value of 4 MiB, or one row with millions of elements: refused before it is in memory."""
+    path = tmp_path / "bomb.parquet"
+    if kind == "long values":
+        repeated = pyarrow.DictionaryArray.from_arrays(np.zeros(400, np.int32), pyarrow.array([bytes(4 << 20)]))
+        parquet.write_table(pyarrow.table({"x": repeated}), path, compression="zstd", store_schema=False)
+    else:
+        values = pyarrow.array(np.zeros(20_000_000, np.bool_))
+        parquet.write_table(pyarrow.table({"x": pyarrow.ListArray.from_arrays([0, len(values)], values)}), path)
+        del values
+    usual = pyarrow.default_memory_pool()
+    pool = pyarrow.proxy_memory_pool(usual)
+    pyarrow.set_memory_pool(pool)
+    try:
+        with pytest.raises(DataError, match="unpacks to more than 64 MiB"), parquet_file(path) as file:
+            file.values("x")
+    finally:
+        pyarrow.set_memory_pool(usual)
+    assert pool.max_memory() < 400 << 20

@@ -115,6 +115,21 @@ def test_file_that_is_written_anew_is_waited_for(start: Start, tmp_path: Path) -
     assert bucket.used[-1] == "NEW-KEY"
 
 
+def test_a_refusal_that_may_have_other_reasons_is_final_with_new_keys(start: Start, tmp_path: Path) -> None:
+    """The answer to a HEAD says no reason: keys that have ended, or a name that the server does not take."""
+    use_file(tmp_path, "KEY")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").write_bytes(b"bytes")
+    good = {"KEY"}
+    bucket = start(tmp_path / "data", good.__contains__)
+    store, _ = open_store("s3://pets", endpoint=None)
+    assert store.read("a") == b"bytes"
+    good.clear()
+    with pytest.raises(StoreError, match=r"400 Bad Request.*credentials are looked for in this order"):
+        store.size("a")
+    assert bucket.num_refused == 2
+
+
 def test_keys_that_were_never_taken_are_an_error_at_once(start: Start, tmp_path: Path) -> None:
     use_file(tmp_path, "OLD-KEY")
     bucket = start(tmp_path, lambda key: False)
