@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.processes.ranks import find_rank
 
 
 @pytest.mark.parametrize(
@@ -44,22 +42,6 @@ def test_values_are_checked_when_the_group_is_made(
 ) -> None:
     with pytest.raises(error, match=text):
         getattr(dp, group)(**values)
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: dp.segmentation(crop="16"), "crop must be an integer, got '16'"),
-        (lambda: dp.classification_train(crop=16.0), "crop must be an integer, got 16.0"),
-        (lambda: dp.classification_eval(resize=(256, 256)), r"resize must be an integer, got \(256, 256\)"),
-        (lambda: dp.segmentation(crop=(16, 16, 3)), r"crop must be an integer, got \(16, 16, 3\)"),
-        (lambda: dp.Mixture({"a": "x"}, weights={"a": True}), "the weight of 'a' must be a number, got True"),
-        (lambda: find_rank(rank="0", world_size=2), "rank must be an integer, got '0'"),
-    ],
-)
-def test_arguments_of_other_types_are_refused(make: Callable[[], Any], text: str) -> None:
-    with pytest.raises(TypeError, match=text):
-        make()
 
 
 def test_one_object_keeps_the_parameters_of_loader() -> None:

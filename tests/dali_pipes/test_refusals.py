@@ -44,6 +44,12 @@ def test_index_changed_after_the_manifest_is_refused(small_shards: Path, tmp_pat
         ({"batch_size": 0}, "batch_size must be positive, got 0"),
         ({"device": "tpu"}, "device must be one of auto, cpu, gpu, cuda, cuda:N, got 'tpu'"),
         ({"cache": "/tmp"}, "cache must be a dali_pipes.Cache, got '/tmp'"),
+        ({"shuffle": 1}, "shuffle must be a bool or a dali_pipes.Shuffle, got 1"),
+        ({"graph": 3}, "graph must be a function .*, got 3"),
+        ({"graph": lambda *, crop: crop}, "got the function '<lambda>', which makes a graph; call it"),
+        ({"graph": lambda components: components}, "graph must be a function .* which does not take two arguments"),
+        ({"graph": lambda components, random: []}, "graph must return a dict of outputs by name, got list"),
+        ({"graph": lambda components, random: {"x": 1}}, "graph takes none of the components"),
         ({"last_batch_policy": "pad"}, "last_batch_policy must be one of FILL, DROP, PARTIAL, got 'pad'"),
     ],
 )

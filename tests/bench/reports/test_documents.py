@@ -124,6 +124,10 @@ def test_check_writes_nothing_and_fails_where_a_table_is_old(document: Path, tmp
         ("\n<!-- bench report results/run.json -->\n", "line 2: the table that begins here has no end"),
         (f"<!-- bench report a -->\n<!-- bench report b -->\n{STOP}", "line 1: the table that begins here has no end"),
         (f"<!-- bench report results/none.json -->\n{STOP}", "expected a benchmark's record"),
+        ("<!-- bench -->", "no line like '<!-- bench report .* says where a table goes"),
+        (f"<!-- bench report results/run.json --x -->\n{STOP}", "line 1: No such option.* In 'results/run.json --x'"),
+        (f"<!-- bench report results/run.json speed -->\n{STOP}", "line 1: a figure must be one of .*, got 'speed'"),
+        (f"<!-- bench report results/run.json --baseline x -->\n{STOP}", "--baseline must be of dali, .*, got 'x'"),
     ],
 )
 def test_bad_document_is_left_as_it_is(document: Path, text: str, message: str) -> None:

@@ -49,6 +49,7 @@ def test_threshold_is_what_is_not_called_worse() -> None:
     assert compare_runs(after, before, threshold=0.01).changes[0].outcome == "better"
     few, slower = (report(record("dali", speed, 2.5, turns=SEVEN[:3])) for speed in (900, 300))
     assert {change.outcome for change in compare_runs(few, slower).changes} == {"too few repeats"}
+    assert compare_runs(few, report(*few["records"], record("spdl", 1, 1))).notes[0].startswith("only after: spdl")
 
 
 def _without(what: str, value: object) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bench.reports.summary import CONFIDENCE, median_interval, paired_ratio, restricted, unpaired_ratio
-from bench.reports.tables import format_table
+from bench.reports.tables import format_table, report_text
 
 from .records import SEVEN, record, report
 
@@ -86,6 +86,8 @@ def test_too_few_repeats_have_no_interval_and_nothing_no_ratio() -> None:
     assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]).low is None
     few = report(record("webloader", 300, 7, turns=SEVEN[:5]))
     assert cells_of(few)[1][1] == "300 (291-309)"
+    assert report_text(report(notes=["Full disk."])) == "nothing was timed\n\nFull disk."
+    assert "* memory gives nothing from the shards: what" in report_text(report(record("memory", 300, 7, gives=[])))
     found = unpaired_ratio([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
     assert found is not None
     assert found.low is None

@@ -25,9 +25,9 @@ def data(pets: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> FeedData:
 
 
 def feed_options(data: FeedData, *, passes: int = 2, **given: Any) -> FeedOptions:
-    usual = {"components": COMPONENTS, "batch_size": 5, "num_threads": 2, "seed": 7, "preadv_threads": 1, "keys": True}
+    usual = {"components": COMPONENTS, "batch_size": 5, "num_threads": 2, "seed": 7, "keys": True} | given
     order = np.tile(np.arange(len(data.keys))[::-1], passes)
-    return FeedOptions(**(usual | {"passes": passes, "order": order} | given))
+    return FeedOptions(**({"preadv_threads": len(usual["components"]), "passes": passes, "order": order} | usual))
 
 
 @pytest.mark.parametrize(("components", "batch_size"), [(COMPONENTS, 5), (COMPONENTS[:1], 64)], ids=["masks", "photos"])

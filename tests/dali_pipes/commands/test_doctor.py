@@ -16,6 +16,7 @@ from dali_pipes.commands.doctor import (
     Finding,
     check_caches,
     check_cluster,
+    check_cores,
     check_libraries,
     check_machine,
     examine,
@@ -238,6 +239,15 @@ def test_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], tmp
     assert answer["status"] in ("ok", "warn")
     assert set(answer["findings"][0]) == {"name", "status", "found", "advice"}
     assert main(["doctor", "--cache", str(tmp_path / "nowhere"), "--json"]) == 1
+
+
+@pytest.mark.parametrize(("num", "cores", "advice"), [(64, 8, "a rank needs"), (2, 64, "bind each rank to the cores")])
+def test_cores_of_ranks(num: int, cores: int, advice: str, tmp_path: Path, monkeypatch: Monkey) -> None:
+    for row in range(num):
+        (tmp_path / f"node{row}").touch()
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores))
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert advice in str(check_cores({}, nodes=tmp_path, gpus=tmp_path))
 
 
 def test_completion_prints_the_shells_script(capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,6 +208,7 @@ def test_skipping_twice_is_refused(small_shards: Path, whole: Epochs, num_sample
     "misuse",
     [
         lambda face: face.dataset[3],
+        lambda face: face.dataset.__getitems__([3]),
         lambda face: list(face.dataset),
         lambda face: list(face.sampler),
         # A DataLoader sends pickled indices to its worker processes.

@@ -125,6 +125,24 @@ def test_ranks_share_a_port_and_survive_its_owner(small_shards: Path, closed_por
                 wait_for({"0": 12, "1": 11}, closed_port)
 
 
+def test_figures_of_other_processes_are_given_once(
+    closed_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lockf(file: Any, _: int) -> None:
+        if file.mode != "wb":
+            raise BlockingIOError
+
+    monkeypatch.setattr(prometheus.fcntl, "lockf", lockf)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with dp.metrics.serve(closed_port) as served:
+        for name in ("00000001", "00000002"):
+            served.path.with_name(f"dali_pipes_{name}.prom").write_text('dali_pipes_epoch{rank="7"} 3\n')
+        found = {metric.name: metric.samples for metric in served.collect()}
+        assert not served.has_port
+    assert [sample.value for sample in found["dali_pipes_epoch"] if sample.labels == {"rank": "7"}] == [3]
+    assert "two processes serve the same labels" in caplog.text
+
+
 def test_every_figure_is_served_with_its_help(loader: dp.Loader, closed_port: int) -> None:
     sum(1 for _ in loader)
     with dp.metrics.serve(closed_port, labels={"run": "a"}) as served:

@@ -77,6 +77,7 @@ def test_run_again_writes_only_what_is_lacking(photos: Path, tmp_path: Path) -> 
 
 def test_changed_source_is_an_error_until_overwrite_is_asked_for(photos: Path, tmp_path: Path) -> None:
     arguments = (*QUICK, photos, tmp_path / "out")
+    assert "shuffle, index, verify: would write" in _make(*arguments, "--dry-run").stderr
     _make(*arguments)
     made = _bytes_of(tmp_path / "out")
     (photos / "cat" / "40.jpg").write_bytes(photo_bytes(40, 64, 48))
@@ -101,6 +102,7 @@ def test_bad_data_end_with_1(photos: Path, tmp_path: Path) -> None:
 def test_split_that_is_not_trained_on_gets_a_graph_for_it(tmp_path: Path) -> None:
     """A split's folder may have a year in its name, as COCO's have."""
     class_folders(tmp_path / "in", {"Train2017": 1, "Val2017": 1})
+    _make(tmp_path / "in", tmp_path / "out", "--split", SHARES, expect=ValueError, match="has the splits Train2017")
     program = _make(*QUICK, tmp_path / "in", tmp_path / "out").stdout
     assert '/Train2017-", dp.classification_train(), batch_size=1, seed=0)' in program
     assert '/Val2017-", dp.classification_eval(), batch_size=1, seed=0, last_batch_policy="PARTIAL")' in program
@@ -111,15 +113,8 @@ def test_program_has_the_masks_that_were_named(tmp_path: Path) -> None:
     Image.new("L", (64, 48), 3).save(tmp_path / "a.png")
     (tmp_path / "a.jpg").write_bytes(photo_bytes(1, 64, 48))
     (tmp_path / "list.csv").write_text("path,label,depth\na.jpg,cat,a.png\n")
-    command = (
-        *QUICK,
-        tmp_path / "list.csv",
-        tmp_path / "out",
-        "--component",
-        "image=path",
-        "--component",
-        "depth=depth",
-    )
+    columns = ("--component", "image=path", "--component", "depth=depth")
+    command = (*QUICK, tmp_path / "list.csv", tmp_path / "out", *columns)
     assert "dp.classification_train(), " in _make(*command, "--no-masks").stdout
     assert "dp.segmentation(), " in _make(*command, "--overwrite").stdout
     assert 'dp.segmentation(mask="depth.png"), ' in _make(*command, "--mask", "depth.png").stdout

@@ -53,6 +53,7 @@ def test_parts_of_an_index_are_merged_to_the_whole(directory: Path) -> None:
     whole = contents(directory)
     for command in ("index", "verify"):
         assert "nothing to do: part 7/8 of '" in run_prep(command, directory, "--part", "7/8").stdout
+    assert "nothing to do" in run_prep("transform", directory, "out", "--function", "pets", "--part", "7/8").stdout
     assert contents(directory) == whole
     for path in directory.glob("*.safetensors"):
         path.unlink()

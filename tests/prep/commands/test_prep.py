@@ -8,7 +8,7 @@ import pytest
 
 from dali_pipes.commands.options import format_bytes, size
 from dali_pipes.errors import DataError, StoreError
-from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
+from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.prep.versions.sets import class_folders
 from tests.shards import encode_photo, write_pets
 
@@ -68,21 +68,6 @@ def test_prep_without_an_endpoint_names_the_variable_and_starts_nothing(
     match = r"no bucket 'ais://pets': AIS_ENDPOINT is not set, .*; set AIS_ENDPOINT, or make"
     run_prep("pack", "tars", "ais://pets/a-0.tar", "out", expect=StoreError, match=match)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["pack", "demo", "x", "--max-bytes", "64M"], "a size is a number and one of B, KiB, .*, got '64M'"),
-        (["embedded"], "Missing option '--dir'"),
-        (["pack", "table", "x.csv", "out", "--component", "path"], "expected NAME=COLUMN, got 'path'"),
-        (["pack", "table", "x.csv", "out", "--value", "a=b", "--value", "a=c"], "'a' is given twice"),
-    ],
-)
-def test_prep_misuse_exits_with_2(arguments: list[str], message: str) -> None:
-    result = call_prep(*arguments)
-    assert result.exit_code == 2
-    assert re.search(message, result.stderr)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from dali_pipes.errors import StoreError
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
-from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
+from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.shards import make_source, pack
 
 _run = partial(run_prep, "shuffle")
@@ -122,17 +122,12 @@ def test_shuffle_spec_with_a_prefix_reads_what_it_names(tmp_path: Path, node: st
     assert _json("--spec", tmp_path / "spec.yaml", "--endpoint", node)["shards"] == ["o-0.tar"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--spec", "x.json", "ais://b/a-", "--seed", "1"], "--spec replaces these; drop URL, --seed, or write it"),
-        (["x", "--ekm", "a", "--by", "class"], "--ekm and --by are two ways to choose"),
-        (["x", "--splits", "a=1"], "--splits goes with --by split"),
-        (["x", "--by", "split", "--splits", "a"], "--splits takes names and shares, train=0.9,val=0.1, got 'a'"),
-        (["x", "--epoch", "1", "--ekm", "m"], "it does not go with --ekm, which names the shards"),
-    ],
-)
-def test_shuffle_misuse_exits_with_2(arguments: list[str], message: str) -> None:
-    result = call_prep("shuffle", *arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
+def test_key_map_that_lacks_samples_leaves_them_out_only_when_asked(directory: Path, caplog: Any) -> None:
+    (directory / "map.json").write_text('{"x-{0..9}.tar": ["^folder/000", "none"]}')
+    arguments = (directory / "samples-", "--ekm", directory / "map.json")
+    _run(*arguments, expect=DataError, match="names no shard for 15 of 25 keys: 'folder/0010'")
+    assert "left out 15 samples that the key map lacks" in _run(*arguments, "--drop-unmapped").stdout
+    assert "no sample for 1 of its 1 keys: 'none'" in caplog.text
+    _run(*arguments, "--drop-unmapped", "--dry-run", "--shard-bytes", "1")
+    assert "4 shards are there already" in caplog.text
+    _run(*arguments, "--drop-unmapped", "--shard-bytes", "1", expect=StoreError, match="or name others in key map")

@@ -47,6 +47,16 @@ def test_modes_of_a_tiff(mode: str) -> None:
     assert (decoded(image_bytes(photo, "TIFF")) == expected).all()
 
 
+@pytest.mark.parametrize("reader", ["AVIF", "HEIF", "PNG"])
+def test_more_pixels_than_allowed_are_seen_in_the_header(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process does, called here."""
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    monkeypatch.setattr(signal, "setitimer", lambda *_: None)
+    photo = image_bytes(pixels_of(1), reader)
+    assert apart._decode((photo, reader, None, 1999, 0), None) == PhotoHeader(reader, SIZE[1], SIZE[0])
+    assert apart._decode((photo, reader, 6, 2000, 0), None)[0].shape == (SIZE[0], SIZE[1], 3)
+
+
 def test_a_process_that_dies_is_a_bad_photo_and_another_is_started() -> None:
     """The photo after it is decoded."""
     expected = decoded(tiff(1)).tobytes()

@@ -112,21 +112,6 @@ def test_by_class_names_shards_by_id() -> None:
     assert found.assign(names) == [0, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("by", "shares", "message"),
-    [
-        ("size", {}, "by must be one of class, balanced, folder, split, got 'size'"),
-        ("split", {}, "by 'split' needs shares, such as train=0.9,val=0.1"),
-        ("split", {"a": 0.5, "b": 0.4}, "shares must be positive and sum up to 1"),
-        ("split", {"a": float("nan"), "b": 1.0}, "shares must be positive and sum up to 1"),
-        ("split", {"a/b": 1.0}, "a split's name may hold only letters"),
-    ],
-)
-def test_grouping_that_is_none_is_refused(by: str, shares: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Grouping(by=by, shares=shares)
-
-
 def test_split_stays_when_samples_are_added_or_removed() -> None:
     """And its numbers of samples are near the shares."""
     shares = {"train": 0.7, "val": 0.2, "test": 0.1}

@@ -110,6 +110,7 @@ def test_template_names(text: str, expected: str) -> None:
     template = Template.parse(text)
     assert list(template.names()) == expected.split()
     assert len(template) == len(expected.split())
+    assert not any(map(template.holds, ("b", "a-x.tar")))
     assert list(Template.parse(str(template)).names()) == expected.split()
 
 

@@ -104,3 +104,4 @@ def test_classes_of_a_data_set_decide(tmp_path: Path, names: list[str], folder: 
     """What is added to a data set that has class names; one class folder alone is no less than several."""
     found = detect(str(write(tmp_path, *names) / folder), classes=["cat", "train"])
     assert (found.kind, found.text) == (kind, text)
+    assert len(found.open().records) == len(names)

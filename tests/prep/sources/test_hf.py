@@ -11,6 +11,7 @@ import webdataset
 
 from dali_pipes.errors import DataError
 from dali_pipes.store.local import LocalStore
+from prep.sources.detect import detect
 from prep.sources.hf import read_schema
 from prep.tar.inside import parquet_file
 from tests.shards import encode_mask, encode_photo, hf, pack, table
@@ -56,8 +57,10 @@ def _rows(count: int, *, first: int = 0) -> list[dict[str, Any]]:
 def test_photos_keep_their_bytes_and_labels_get_the_names_of_the_metadata(tmp_path: Path) -> None:
     rows = _rows(7)
     source = hf([write_hf(tmp_path / "train-00000-of-00001.parquet", rows)])
-    assert source.classes == dict(enumerate(NAMES))
+    assert source.classes == detect(str(tmp_path)).open().classes == dict(enumerate(NAMES))
     assert source.unused == ["caption", "objects", "vector"]
+    with pytest.raises(DataError, match="the names of classes are no list of texts"):
+        hf([write_hf(tmp_path / "odd.parquet", rows, names=[0])])  # type: ignore[list-item]
     report = pack(source, store=LocalStore(tmp_path / "out"), max_count=3)
     samples = list(webdataset.WebDataset([str(tmp_path / "out" / one) for one in report.shards], shardshuffle=False))
     assert [sample["__key__"] for sample in samples] == [f"train-00000-of-00001/{row:06d}" for row in range(7)]

@@ -17,6 +17,7 @@ from prep.sources.record import Record, Source
 from prep.versions import fit
 from prep.versions.add import add
 from prep.versions.fit import fit_classes
+from tests.prep.commands.calls import run_prep
 from tests.prep.versions.sets import Place, class_folders, make_set
 from tests.shards import Sample, photo_bytes, write_tar
 
@@ -110,6 +111,9 @@ def test_known_keys_are_refused_or_left_out(local: Place, tmp_path: Path, more: 
     for num_known in (3, 4):
         report = local.add(grown, skip_known=True)
         assert (report.version, report.num_known, report.num_samples) == (3, num_known, 9)
+    (grown / "owl" / "new.jpg").write_bytes(b"bad")
+    assert local.add(grown, skip_known=True, on_bad="skip").packed is None  # the only new one is bad
+    (grown / "owl" / "new.jpg").unlink()
     local.remove("dog/002")
     assert local.add(grown, skip_known=True).num_samples == 9  # removed samples count as new
     assert local.keys()[-1] == "dog/002"
@@ -126,6 +130,8 @@ def test_keys_of_a_data_set_beside_it_are_refused_or_left_out(local: Place, tmp_
         report = local.add(grown, skip_known=True)
         assert (report.num_samples, report.elsewhere) == (7, {val.url: 2})
     assert local.keys() == [*OLD_KEYS, "eel/002"]
+    said = run_prep("add", class_folders(tmp_path / "e2", {"eel": 2}), local.url, "--known", "skip").stdout
+    assert "nothing to add: all keys are known, 2 of them in '" in said
     local.add(class_folders(tmp_path / "e0", {"eel": 1}), shares_keys=True)
     local.add(class_folders(tmp_path / "e1", {"eel": 1}, first=1), compare_keys=False)
     assert local.keys()[-2:] == ["eel/000", "eel/001"]
