@@ -37,7 +37,7 @@ SERVERS := .servers
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 AZURITE := azurite@3.37.0
 
-.PHONY: test-servers system-tools demo test nightly integrations integrations-composer fuzz models check reference constraints clean
+.PHONY: test-servers system-tools demo test nightly real integrations integrations-composer fuzz models check reference constraints clean
 
 demo: $(VENV)/.installed-demo  ## the main job, end to end, on real photos
 	$(BIN)/dali-pipes demo
@@ -81,6 +81,9 @@ test-servers:  ## an S3 server by Go and an Azure server by npm into .servers; s
 	elif ! command -v npm > /dev/null; then echo 'no npm: tests that want an Azure server are skipped'; \
 	elif npm install --silent --no-audit --no-fund --no-save --prefix $(SERVERS) $(AZURITE); then echo 'installed: $(AZURITE)'; \
 	else echo 'npm install failed, see above: tests that want an Azure server are skipped'; fi
+
+real: $(VENV)/.installed-dev  ## image, compose, pods and Slurm on real engines; by root with apt, some 40 GB and 40 minutes
+	REAL=1 $(BIN)/python -m pytest --timeout 7200 tests/real
 
 fuzz: $(VENV)/.installed-dev  ## broken files and messages, for MINUTES
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

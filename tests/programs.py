@@ -36,3 +36,14 @@ def start_python(script: str, *arguments: str | Path, **environment: str) -> sub
     command = [sys.executable, "-c", script, *map(str, arguments)]
     variables = os.environ | {"PYTHONPATH": str(REPOSITORY)} | environment
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
+
+
+def wait_while(process: "subprocess.Popen[str]", *, until: Callable[[], object]) -> None:
+    """Wait until ``until()`` holds; fail if the process ends first."""
+    wait_until(lambda: until() or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+
+
+def write_program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -34,77 +32,6 @@ def open_loader(shards: Path, graph: Any = None, **options: Any) -> dp.Loader:
 def shape_of(width: int, height: int) -> tuple[int, int]:
     """The nearest bucket, in the logarithm of the aspect ratio."""
     return min(SHAPES, key=lambda shape: abs(math.log(height / width) - math.log(shape[0] / shape[1])))
-
-
-def taken(batch: dict[str, Any]) -> tuple[tuple[int, int], list[str]]:
-    """Shape of a batch, and the keys that count."""
-    height, width = batch["image"].shape[-2:]
-    valid = batch["valid"].tolist()
-    return (height, width), [key for key, counts in zip(batch["key"], valid, strict=True) if counts]
-
-
-@pytest.mark.parametrize(
-    ("policy", "world_size", "window"),
-    [("PARTIAL", 3, 200_000), ("PARTIAL", 1, "all"), ("FILL", 2, 200_000), ("DROP", 3, "all")],
-)
-def test_every_sample_comes_once_in_a_batch_of_its_shape(
-    shards: Path, samples: list[Sample], policy: str, world_size: int, window: Any
-) -> None:
-    """All ranks have as many batches, of one shape a step; labels and keys belong to their photos."""
-    options = {"last_batch_policy": policy, "shuffle": dp.Shuffle(window_bytes=window)}
-    ranks = [
-        open_loader(shards, batch_size=2, rank=rank, world_size=world_size, **options) for rank in range(world_size)
-    ]
-    lengths = {len(loader) for loader in ranks}
-    steps = [[batch for (batch,) in step] for step in zip(*ranks, strict=True)]
-    assert lengths == {len(steps)}
-    keys: Counter[str] = Counter()
-    num_full = 0
-    for step in steps:
-        shapes, counted = zip(*map(taken, step), strict=True)
-        assert len(set(shapes)) == 1
-        for shape, of_rank, batch in zip(shapes, counted, step, strict=True):
-            assert batch["image"].shape[1:] == (3, *shape)
-            for key, label in zip(batch["key"], batch["label"].tolist(), strict=True):
-                row = int(key[1:])
-                assert shape == shape_of(*SIZES[row])
-                assert label == int(samples[row].components["cls"])
-            assert policy == "PARTIAL" or len(batch["key"]) == 2
-            keys.update(of_rank)
-        num_full += sum(map(len, counted)) == 2 * world_size
-    assert set(keys.values()) == {1}
-    assert len(keys) == (2 * world_size * num_full if policy == "DROP" else len(SIZES))
-    assert num_full == len(steps) or policy != "DROP"
-    for loader in ranks:
-        loader.close()
-
-
-@pytest.mark.parametrize(("policy", "window"), [("FILL", "all"), ("DROP", 100_000)])
-def test_resume_at_every_step_gives_the_rest(shards: Path, policy: str, window: Any) -> None:
-    """The state, as JSON, after each batch; on one rank, and on two with half the batch size; then the next epoch."""
-    options = {"last_batch_policy": policy, "shuffle": dp.Shuffle(window_bytes=window)}
-    with open_loader(shards, **options) as whole, open_loader(shards, **options) as other:
-        halves = [open_loader(shards, batch_size=2, rank=rank, world_size=2, **options) for rank in range(2)]
-        epochs = [[taken(batch) for (batch,) in whole] for _ in range(2)]
-        whole.set_epoch(0)
-        for num in range(len(epochs[0]) + 1):
-            if num:
-                next(whole)
-            state = json.loads(json.dumps(whole.state_dict()))
-            other.load_state_dict(state)
-            assert (len(other), other.num_batches_left) == (len(epochs[0]), len(epochs[0]) - num)
-            rest = [taken(batch) for (batch,) in other]
-            assert rest == epochs[0][num:]
-            if num == len(epochs[0]):
-                assert [taken(batch) for (batch,) in other] == epochs[1]
-            if num % 5 == 3 and rest:
-                for half in halves:
-                    half.load_state_dict(state)
-                steps = [[taken(batch) for (batch,) in step] for step in zip(*halves, strict=True)]
-                joined = [(step[0][0], sorted(step[0][1] + step[1][1])) for step in steps]
-                assert joined == [(shape, sorted(keys)) for shape, keys in rest]
-        for half in halves:
-            half.close()
 
 
 def test_state_of_other_steps_is_refused(shards: Path) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import dali_pipes as dp
 from tests.shards import make_samples, samples_and_shards, write_shards
@@ -76,29 +74,6 @@ def order(shards: Path) -> list[list[tuple[str, float]]]:
     return epochs
 
 
-@pytest.mark.parametrize(
-    ("world_size", "policy"), [(1, "FILL"), (2, "PARTIAL"), (3, "DROP"), (5, "FILL"), (8, "PARTIAL"), (8, "DROP")]
-)
-def test_world_sizes(shards: Path, order: list[list[tuple[str, float]]], world_size: int, policy: str) -> None:
-    """Two epochs: each key once, ranks disjoint and complete, as many batches on every rank; the order is one's."""
-    batch_size = 2
-    per_step = world_size * batch_size
-    loaders = open_ranks(shards, world_size, batch_size, last_batch_policy=policy)
-    for loader in loaders:
-        assert loader.num_samples == NUM_SAMPLES
-    for number in range(2):
-        steps = list(epoch([iter(loader) for loader in loaders]))
-        read = [sample for keys, chances in steps for sample in zip(keys, chances, strict=True)]
-        whole = order[number]
-        if policy == "DROP":
-            assert read == whole[: NUM_SAMPLES // per_step * per_step]
-        else:  # what FILL repeats does not count
-            assert read == whole
-            assert len(steps) == -(-NUM_SAMPLES // per_step)
-    for loader in loaders:
-        loader.close()
-
-
 def test_more_ranks_than_shards_and_samples(shards: Path, tmp_path: Path) -> None:
     """Three samples, eight ranks, batches of four: one step; five ranks have nothing that counts, and say so."""
     few = write_shards(tmp_path, make_samples([(20, 20)] * 3), per_shard=2)
@@ -142,33 +117,3 @@ def test_resume_at_every_batch(shards: Path, policy: str, window: Any) -> None:
                 assert all(torch.equal(batch[name], expected[name]) for name in ("image", "label", "chance"))
     for loader in loaders + resumed:
         loader.close()
-
-
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_other_world_and_batch_sizes_after_a_resume(
-    shards: Path, order: list[list[tuple[str, float]]], data: st.DataObject
-) -> None:
-    """From 3 ranks to 6 to 2, or whatever is drawn: each sample of an epoch once, in order, with the same chance."""
-    first = [(3, 2), (6, 1), (2, 5)]
-    jobs = data.draw(
-        st.just(first) | st.lists(st.tuples(st.integers(1, 8), st.integers(1, 5)), min_size=2, max_size=4), label="jobs"
-    )
-    read: list[tuple[str, float]] = []
-    state = None
-    for number, (world_size, batch_size) in enumerate(jobs):
-        loaders = open_ranks(shards, world_size, batch_size)
-        if state is not None:
-            for loader in loaders:
-                loader.load_state_dict(state)
-        left = -(-(NUM_SAMPLES - len(read)) // (world_size * batch_size))
-        is_last = number == len(jobs) - 1
-        for _ in range(left if is_last else data.draw(st.integers(0, left), label="steps")):
-            keys, chances = step(loaders)
-            read += zip(keys, chances, strict=True)
-        state = loaders[-1].state_dict()
-        for loader in loaders:
-            loader.close()
-        if len(read) == NUM_SAMPLES:
-            break
-    assert read == order[0]

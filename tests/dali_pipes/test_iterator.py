@@ -57,25 +57,6 @@ def test_labels_contiguous_count_from_zero(tmp_path: Path) -> None:
             assert next(loader)[0]["label"].tolist() == expected
 
 
-def test_repr_shows_the_path(small_shards: Path) -> None:
-    """``repr`` shows the path, the manifest's digest, the order and the progress of a loader."""
-    with loaders.open_loader(small_shards, seed=7) as loader:
-        digest = loader.parts.inputs.manifest.digest[:12]
-        next(loader)
-        text = repr(loader)
-    assert text.splitlines() == [
-        f"Loader of {small_shards}/s-",
-        f"  data set  manifest {digest}, version 1, 23 samples in 4 shards, 0 left out",
-        "  rank      0 of 1, by default",
-        "  order     seed 7, Shuffle(window_bytes='all', ramp_up=False, slices=1, enabled=True)",
-        "  batches   of 4 samples, PARTIAL",
-        "  epoch     0, 4 of 23 samples delivered, 6 batches",
-        "  outputs   image, mask, label, key",
-        "  device    cpu",
-    ]
-    assert repr(loader) == text.replace("s-\n", "s-, closed\n", 1)
-
-
 def test_program_that_ends_with_a_loader_open_says_nothing_and_does_not_wait_for_its_shards(tmp_path: Path) -> None:
     """The process ends at once although 19 of 20 shards are not fetched. Python has already cleared its modules."""
     shards = write_shards(tmp_path, make_samples([(16, 16)] * 20), per_shard=1)

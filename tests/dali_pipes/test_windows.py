@@ -24,54 +24,6 @@ def cache_dir(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(
-    ("policy", "window", "world_size", "batch_size", "num_slices"),
-    [
-        ("PARTIAL", 60_000, 3, 4, 1),
-        ("FILL", 300_000, 1, 7, 1),
-        ("DROP", 60_000, 1, 7, 1),
-        ("FILL", 60_000, 2, 4, 2),
-        ("DROP", 300_000, 3, 4, 2),
-        ("PARTIAL", "all", 2, 4, 2),
-    ],
-)
-def test_each_sample_comes_once_whatever_the_window(
-    shards: Path,
-    samples: list[Sample],
-    cache_dir: Path,
-    policy: str,
-    window: int | str,
-    world_size: int,
-    batch_size: int,
-    num_slices: int,
-) -> None:
-    """All ranks read two epochs in step: the policy decides the number of valid rows, and each row is right."""
-    loaders = [
-        open_loader(
-            shards,
-            raw,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            shuffle=dp.Shuffle(slices=num_slices, window_bytes=window, ramp_up=True),
-            seed=3,
-            last_batch_policy=policy,
-            cache=dp.Cache(directory=cache_dir),
-        )
-        for rank in range(world_size)
-    ]
-    step = batch_size * world_size
-    for _ in range(2):
-        count = read_epoch(loaders, samples)
-        if num_slices == 1:
-            assert sum(count.values()) == (NUM_SAMPLES // step * step if policy == "DROP" else NUM_SAMPLES)
-            assert max(count.values()) == 1
-        # With slices a shorter one wraps; nothing is missing all the same.
-        assert len(count) == NUM_SAMPLES or policy == "DROP"
-    for loader in loaders:
-        loader.close()
-
-
 def test_each_node_fetches_only_its_slice(shards: Path, samples: list[Sample], tmp_path: Path) -> None:
     """Two nodes with a cache each, two epochs in the order of the shards: together they fetch each byte once."""
     caches = [tmp_path / "0", tmp_path / "1"]

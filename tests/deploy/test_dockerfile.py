@@ -1,10 +1,9 @@
-"""The image's recipe: what is pinned, who runs, what is copied; and its steps, run in a folder."""
+"""The image's recipe: what is pinned, who runs, what is copied."""
 
 import fnmatch
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from deploy.requirements import hashed
-from tests.deploy.conftest import write_program
-from tests.deploy.dockerfile import ROOT, plain_environment, read_stages, run_steps
+from tests.deploy.dockerfile import ROOT, read_stages
 
 ARGUMENTS, STAGES = read_stages(ROOT / "Dockerfile")
-TAG = "{}{}".format(*sys.version_info[:2])
 
 
 def test_shell_scripts_and_dockerfiles_pass_their_linters() -> None:
@@ -88,79 +85,3 @@ def test_all_that_is_pinned_has_hashes() -> None:
     report["install"][0]["metadata"]["version"] = "0"
     with pytest.raises(ValueError, match=r"no hashes of .*==0; run: make constraints"):
         hashed(report, known)
-
-
-COMPILED = {"ATen.h", "c_api.h", "libcudart_static.a", "backend_impl.cpython-39-x86_64-linux-gnu.so"}
-INSTALLED = (
-    "torch/lib/libtorch_cuda.so torch/include/ATen.h nvidia/cu13/lib/libcudart_static.a nvidia/dali/include/c_api.h "
-    "nvidia/dali/backend_impl.cpython-39-x86_64-linux-gnu.so "
-    f"nvidia/dali/backend_impl.cpython-{TAG}-x86_64-linux-gnu.so"
-)
-"""Some files that the real packages install."""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "dali"),
-    [
-        ({"CUDA": "12"}, "nvidia-dali-cuda120>=2.4,<3"),
-        ({"CUDA": "none", "TORCH_INDEX": "http://torch"}, "nvidia-dali-cuda120>=2.4,<3"),
-        ({"WITH_COMPILE": "1", "EXTRAS": "bench,demo"}, "nvidia-dali-cuda130>=2.4,<3"),
-    ],
-)
-def test_build_steps_ask_pip_for_what_the_arguments_say(tmp_path: Path, arguments: dict[str, str], dali: str) -> None:
-    """All of them but apt's, by /bin/sh, with a pip that only writes down what it is asked for."""
-    log = tmp_path / "pip.log"
-    report = {"install": [{"metadata": {"name": "Braceexpand", "version": "0.1.7"}}]}
-    (tmp_path / "pip.py").write_text(
-        f"import json, sys\nopen({str(log)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
-        f"if '--report' in sys.argv: open('report.json', 'w').write({json.dumps(report)!r})\n"
-    )
-    write_program(
-        tmp_path / "python3",
-        f"#!/bin/sh\nset -e\n"
-        f'if [ "$1 $2" != "-m venv" ]; then exec {sys.executable} "$@"; fi\n'
-        f'{sys.executable} -m venv --without-pip "$3"\n'
-        f'packages=$("$3/bin/python3" -c "import sysconfig; print(sysconfig.get_path(\'purelib\'))")\n'
-        f'for file in {INSTALLED}; do mkdir -p "$packages/${{file%/*}}"; touch "$packages/$file"; done\n'
-        f'cp {tmp_path}/pip.py "$packages/pip.py"\n'
-        f'printf \'#!/bin/sh\\nexec "%s/bin/python3" -m pip "$@"\\n\' "$3" > "$3/bin/pip"\n'
-        f'chmod +x "$3/bin/pip"\n',
-    )
-    environment = plain_environment(tmp_path / "root/opt/venv/bin", tmp_path)
-    run_steps(STAGES["build"], tmp_path / "root", arguments=arguments, environment=environment, skip="apt-get")
-    asked = log.read_text().splitlines()
-    installs = [line for line in asked if line.startswith("install ")]
-    assert installs == [
-        *["install --no-deps --index-url http://torch -c pins.txt torch torchvision"] * ("TORCH_INDEX" in arguments),
-        "install --dry-run --quiet --report report.json -c pins.txt -r requirements.txt",
-        "install --require-hashes --only-binary :all: --no-deps -r hashed.txt",
-        "install --no-cache-dir --no-deps --no-build-isolation .",
-    ]
-    build = tmp_path / "root" / "build"
-    assert re.fullmatch(r"braceexpand==0\.1\.7.*( --hash=sha256:[0-9a-f]{64})+\n", (build / "hashed.txt").read_text())
-    lines = (build / "requirements.txt").read_text().splitlines()
-    assert dali in lines
-    assert ("scikit-image>=0.25" in lines) == ("demo" in arguments.get("EXTRAS", ""))
-    torch = "2.10.0" if arguments.get("CUDA") == "12" else "2.15.0"
-    assert re.findall(r"^torch==([0-9.]+)", (build / "pins.txt").read_text(), re.MULTILINE) == [torch]
-    left = {path.name for path in (tmp_path / "root/opt/venv").rglob("*") if path.is_file()}
-    assert {"libtorch_cuda.so", f"backend_impl.cpython-{TAG}-x86_64-linux-gnu.so"} <= left
-    assert COMPILED & left == (COMPILED if "WITH_COMPILE" in arguments else set())
-    assert ("uninstall --quiet --yes triton" in asked) == ("WITH_COMPILE" not in arguments)
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif("BUILD_IMAGE_IN" not in os.environ, reason="downloads 3 GB: BUILD_IMAGE_IN=DIR names where to")
-def test_build_steps_make_an_environment_that_trains() -> None:
-    """The real thing, by hand: the build stage's steps below a directory with 12 GB, then a training from it."""
-    folder = Path(os.environ["BUILD_IMAGE_IN"])
-    (folder / "tmp").mkdir(parents=True)
-    environment = plain_environment(folder / "opt/venv/bin") | {"TMPDIR": str(folder / "tmp"), "HOME": str(folder)}
-    run_steps(STAGES["build"], folder, arguments={"EXTRAS": "bench,demo"}, environment=environment, skip="apt-get")
-    shutil.copytree(ROOT / "examples", folder / "examples")
-    for words in (
-        ["prep", "pack", "demo", "ais://demo", "--count", "60", "--max-count", "20"],
-        ["prep", "index", "ais://demo/samples-"],
-        ["python3", "examples/segmentation.py", "--shards", "ais://demo/samples-", "--out", "run", "--epochs", "1"],
-    ):
-        subprocess.run([ROOT / "deploy/entrypoint.sh", *words], cwd=folder, env=environment, check=True)

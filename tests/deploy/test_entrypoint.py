@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.conftest import wait_while, write_program
 from tests.deploy.dockerfile import ROOT
+from tests.programs import wait_while, write_program
 
 ENTRYPOINT = ROOT / "deploy" / "entrypoint.sh"
 

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 
 import compare_loaders
-import compare_shards
 import pytest
 from segmentation import iou
 
 from dali_pipes.errors import PipesError
 from tests.lazy import Lazy
-from tests.prep.commands.calls import run_prep
 
 torch = Lazy("torch")
 
@@ -52,24 +50,3 @@ def test_iou_counts_each_class() -> None:
 
 
 # Classification on whole and on resized photos: a run for each, and a table
-
-
-def test_all_sets_are_trained_with_all_seeds(
-    photo_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = tmp_path / "small" / "s-"
-    run_prep("recode", photo_shards, small, "--short-side", "40", "--masks", "nearest")
-    run_prep("index", small)
-    sets = [f"whole={photo_shards}/s-", f"small={small}"]
-    path = tmp_path / "accuracy.json"
-    arguments = ["--train", *sets, "--val", *sets, "--seeds", "0", "1", "--epochs", "1", "--crop", "32", "--width", "8"]
-    assert compare_shards.main([*arguments, "--json", str(path)]) == 0
-    report = json.loads(path.read_text())
-    assert [(run["set"], run["seed"]) for run in report["runs"]] == [
-        (name, seed) for seed in (0, 1) for name in ("whole", "small")
-    ]
-    assert all(0 <= run["accuracy"] <= 1 for run in report["runs"])
-    assert report["train_bytes"]["small"] < report["train_bytes"]["whole"]
-    table = capsys.readouterr().out.splitlines()
-    assert table[0] == "| set | seed 0 | seed 1 | mean, 95 % interval |"
-    assert [row.split(" | ")[0] for row in table[2:]] == ["| whole", "| small", "| small - whole"]

@@ -19,6 +19,7 @@ from tests.shards import make_samples, write_tar
 ONE_THREAD = LoaderOptions(batch_size=4, num_threads=1, crop=8, device="cpu")
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(available_loaders()["spdl"] is not None, reason="needs the extra spdl")
 def test_spdl_broken_photo_is_an_error_with_its_own_reason(tmp_path: Path) -> None:
     """A broken photo raises in its batch, if the loop asks for that batch. By default, SPDL logs and skips it."""

@@ -4,15 +4,12 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.find import Mixture, NamedSets, find_shards
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import classes_name
-from dali_pipes.reader.samples import StoredSamples
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.shards import Sample, make_samples, write_shards, write_tar
@@ -67,32 +64,6 @@ def test_set_that_is_not_there_is_named(pets: Path, tmp_path: Path) -> None:
         find(Mixture({"pets": pets, "other": tmp_path}))
     with pytest.raises(ValueError, match="data set 'other': shards must name at least one tar, got an empty list"):
         find(Mixture({"pets": pets, "other": []}))
-
-
-def test_mixture_is_one_data_set(pets: Path, texts: Path) -> None:
-    """Names, columns and sums of both, each shard under its set's name; the rest works on it as on any other."""
-    found = find(Mixture({"pets": pets, "texts": texts}, weights={"texts": 3, "pets": 1}))
-    assert found.url == f"pets={pets}/s-, texts={texts}/s-"
-    indexed = DataSet(found)
-    names = [*(f"pets/s-{row:06d}.tar" for row in range(5)), *(f"texts/s-{row:06d}.tar" for row in range(2))]
-    assert indexed.manifest.names == names
-    assert indexed.whole is indexed.manifest
-    assert indexed.rows.tolist() == list(range(7))
-    assert indexed.manifest.samples.tolist() == [2] * 5 + [3] * 2
-    assert indexed.manifest.components == {"cls": 10, "image.jpg": 16, "trimap.png": 10, "txt": 6}
-    assert indexed.manifest.photos == {"image.jpg": {"JPEG": 16}, "trimap.png": {"PNG": 10}}
-    assert indexed.manifest.labels == {"min": 1, "max": 5}
-    assert indexed.manifest.classes == {1: "a", 2: "b", 3: "c", 4: "d", 5: "e"}
-    assert (indexed.set_names, indexed.set_shards, indexed.weights) == (("pets", "texts"), [5, 2], (1.0, 3.0))
-    assert indexed.indexes is None
-    again = Manifest.from_bytes(indexed.whole.to_bytes(), where="m")
-    assert again.digest == indexed.whole.digest
-    samples = StoredSamples(indexed.manifest, indexed.read_index, whole=indexed.whole)
-    samples.check_component("image.jpg")
-    with pytest.raises(DataError, match=r"shard 'texts/s-000000.tar', key 't00': no component 'cls' \(found: image"):
-        samples.check_component("cls")
-    rows = samples.rows(np.array([15]))
-    assert rows.name(0) == ("texts/s-000001.tar", "t12")
 
 
 def test_class_tables_that_disagree_are_refused_for_contiguous_labels(pets: Path, tmp_path: Path) -> None:

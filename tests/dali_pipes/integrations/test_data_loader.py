@@ -34,47 +34,6 @@ def bring(loader: Any, face: Any, state: str) -> None:
         face.load_state_dict(face.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("state", "named", "following", "rest", "same"),
-    [
-        # Epoch and batch with which the next iteration begins, for each of each_iter.
-        ("new", None, (1, 0), (1, 0), (1, 0)),
-        ("new", 3, (3, 0), (3, 0), (3, 0)),
-        ("loaded", None, (1, 2), (1, 2), (1, 2)),
-        ("loaded", 2, (2, 0), (2, 0), (2, 0)),
-        ("loaded end", None, (1, 5), (1, 5), (1, 5)),
-        ("mid", None, (2, 0), (1, 2), (1, 0)),
-        ("mid", 1, (1, 0), (1, 0), (1, 0)),
-        ("mid", 3, (3, 0), (3, 0), (3, 0)),
-        ("last", None, (2, 0), (2, 0), (1, 0)),
-        ("end", None, (2, 0), (2, 0), (1, 0)),
-        ("end", 1, (1, 0), (1, 0), (1, 0)),
-    ],
-)
-def test_next_iteration_is_that_of_the_table(
-    small_shards: Path,
-    whole: Epochs,
-    state: str,
-    named: int | None,
-    following: tuple[int, int],
-    rest: tuple[int, int],
-    same: tuple[int, int],
-) -> None:
-    """Also if the epoch is named after the iterator is made; and a state taken then is one of what comes."""
-    with open_loader(small_shards) as loader:
-        for each_iter, (epoch, batch) in {"next": following, "rest": rest, "same": same}.items():
-            for is_named_late in (False, True):
-                face = loader.as_dataloader(("key",), each_iter=each_iter)
-                bring(loader, face, state)
-                iterator = iter(face) if is_named_late else None
-                if named is not None:
-                    face.set_epoch(named)
-                iterator = iterator or iter(face)
-                saved = face.state_dict()
-                assert (saved["epoch"], saved["delivered"]) == (epoch, min(5 * batch, NUM_SAMPLES)), each_iter
-                assert keys(iterator) == whole[epoch][batch:], (each_iter, is_named_late)
-
-
 def test_state_counts_the_samples_that_a_trainer_has_used(small_shards: Path) -> None:
     """A trainer that takes a batch ahead says how many; a number below zero is refused."""
     with open_loader(small_shards) as loader:

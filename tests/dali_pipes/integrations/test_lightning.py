@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +29,6 @@ def runs() -> Any:
     from tests.dali_pipes.integrations import lightning_runs
 
     return lightning_runs
-
-
-@pytest.mark.parametrize(
-    ("options", "checkpoints"),
-    [
-        ({"max_epochs": 2, "limit_train_batches": 3, "limit_val_batches": 2}, (2, 3, 5)),
-        # In mid-epoch, at an epoch's end, and in the next epoch.
-        ({"max_steps": 12, "max_epochs": -1}, (3, 5, 6)),
-        pytest.param({"max_epochs": 3}, range(1, 15), marks=pytest.mark.nightly),
-    ],
-)
-def test_fit_resumed_from_a_checkpoint_has_the_unbroken_runs_losses(
-    runs: Any, small_shards: Path, tmp_path: Path, options: dict[str, Any], checkpoints: Sequence[int]
-) -> None:
-    """New objects, as in a new process, go on with the next step. Every later step has the unbroken run's epoch, batch
-    index and keys, and its loss within 1e-5.
-    """
-    whole = runs.fit(small_shards, tmp_path, callbacks=[runs.every_step(tmp_path)], **options)
-    assert len({str(loss) for *_, loss in whole.steps}) == len(whole.steps) > 5
-    for step in checkpoints:
-        resumed = runs.fit(small_shards, tmp_path, ckpt=tmp_path / f"step={step}.ckpt", **options)
-        assert resumed.steps == whole.steps[step:], f"after step {step}"
 
 
 def test_resumed_train_loader_is_opened_where_it_goes_on(
