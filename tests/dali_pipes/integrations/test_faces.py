@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -112,33 +111,6 @@ def test_leaving_early_and_starting_again(small_shards: Path, whole: Epochs, fac
         wrapped = face.wrap(loader)
         first = [face.keys(batch) for batch in itertools.islice(wrapped, 2)]
         assert [first, *face.read(wrapped, 2)] == [whole[0][:2], after, then]
-
-
-def test_resume_at_every_batch_and_between_epochs(small_shards: Path, whole: Epochs, face: Face) -> None:
-    """Two epochs with a state before, after each batch and after the end, as JSON: another loader, which is at work
-    already, gives the rest, then the next epoch.
-    """
-    taken = []
-    with open_loader(small_shards, **face.options) as loader:
-        wrapped, epoch = face.wrap(loader), 0
-        stateful = face.stateful(wrapped)
-        taken.append((json.dumps(stateful.state_dict()), epoch, 0))
-        for _ in range(2):
-            for number, batch in enumerate(wrapped):
-                assert face.keys(batch) == whole[epoch][number], "saving changes nothing"
-                taken.append((json.dumps(stateful.state_dict()), epoch, number + 1))
-            taken.append((json.dumps(stateful.state_dict()), epoch, BATCHES + 1))  # after the end
-            epoch = face.following(epoch)
-    assert len(taken) == 13
-    with open_loader(small_shards, **face.options) as loader:
-        wrapped = face.wrap(loader)
-        for state, epoch, number in taken:
-            face.stateful(wrapped).load_state_dict(json.loads(state))
-            # After the last batch the rest is empty; after the end the next epoch begins.
-            rests = [] if number > BATCHES else [whole[epoch][number:]]
-            after = face.following(epoch)
-            expected = [*rests, whole[after], whole[face.following(after)]]
-            assert face.read(wrapped, len(expected)) == expected, (epoch, number)
 
 
 def test_closed_loader_is_refused_and_its_state_is_known(small_shards: Path, face: Face) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dali_pipes.errors import DataError, StoreError
+from dali_pipes.errors import DataError
 from dali_pipes.formats.names import columns_name, manifest_name, version_name
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
@@ -23,34 +23,6 @@ from tests.shards import Sample, photo_bytes, write_tar
 
 OLD_KEYS = [f"{name}/{row:03d}" for name in ("cat", "dog", "owl") for row in range(2)]
 NEW_KEYS = ["bee/050", "dog/050"]
-
-
-def test_add_gives_a_version_beside_the_old_one(place: Place, more: Path) -> None:
-    before = place.objects()
-    assert place.add(more, dry_run=True).version == 1
-    assert place.objects() == before
-    report = place.add(more, command="dali-pipes prep add more")
-    assert (report.version, report.num_shards, report.num_samples) == (2, 4, 8)
-    assert report.new_classes == {3: "bee"}
-    newest, first = place.open(), place.open("@1")
-    assert place.keys() == place.keys("@2") == [*OLD_KEYS, *NEW_KEYS]
-    assert place.keys("@1") == OLD_KEYS
-    labels = newest.columns().samples.labels
-    assert labels is not None
-    assert labels.tolist()[-2:] == [3, 1]
-    assert newest.whole.classes == {0: "cat", 1: "dog", 2: "owl", 3: "bee"}
-    assert first.whole.classes == {0: "cat", 1: "dog", 2: "owl"}
-    assert newest.whole.components == {"cls": 8, "jpg": 8}
-    assert newest.whole.photos == {"jpg": {"JPEG": 8}}
-    assert newest.whole.labels == {"min": 0, "max": 3}
-    assert newest.manifest.digest != first.manifest.digest
-    assert [(change.version, change.what, change.num_samples) for change in newest.whole.history] == [
-        (1, "index", 6),
-        (2, "add", 8),
-    ]
-    assert newest.whole.history[1].command == "dali-pipes prep add more"
-    with pytest.raises(StoreError, match=r"no version 3 of '.*s-' \(found: 1, 2\)"):
-        place.open("@3")
 
 
 class Reads:

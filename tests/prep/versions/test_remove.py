@@ -13,7 +13,7 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.named import list_shards, name_shards
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.names import manifest_name, version_name
+from dali_pipes.formats.names import version_name
 from prep.inspect.info import describe_set
 from prep.inspect.verify import verify
 from tests.prep.commands.calls import json_of_prep, run_prep
@@ -171,34 +171,6 @@ def test_what_reads_whole_shards_refuses_removed_samples(local: Place) -> None:
 
 def members(place: Place, shard: str) -> dict[str, bytes]:
     return dict(read_tar(place.store.read(shard)))
-
-
-def test_compact_writes_only_shards_that_hold_removed_samples(place: Place, more: Path) -> None:
-    place.add(more)
-    place.remove("cat/000", "dog/000", "dog/001")
-    before, keys = place.objects(), place.keys()
-    report = place.compact()
-    assert (report.version, report.num_rewritten, report.num_dropped, report.num_removed) == (4, 2, 1, 3)
-    assert report.bytes_after < report.bytes_before
-    assert place.keys() == keys
-    whole = place.open().whole
-    assert len(whole.removed) == 0
-    assert whole.num_samples == whole.components["cls"] == whole.photos["jpg"]["JPEG"] == 5
-    assert whole.classes == {0: "cat", 1: "dog", 2: "owl", 3: "bee"}
-    assert whole.names[1] == "s-000002.tar"
-    assert members(place, whole.names[0]) == {
-        name: data for name, data in members(place, "s-000000.tar").items() if name.startswith("cat/001")
-    }
-    changed = {manifest_name("s-"): before.pop(manifest_name("s-"))}
-    after = place.objects()
-    assert {name: after[name] for name in before} == before  # older versions are as they were
-    assert set(after) - set(before) - set(changed) == {
-        version_name("s-", 4),
-        *(name for name in after if name.startswith("s-compact-")),
-    }
-    assert read_keys(place.url, shuffle=False, endpoint=place.endpoint) == keys
-    again = place.compact()
-    assert (again.version, again.num_rewritten) == (4, 0)
 
 
 def test_compact_deletes_older_versions_only_when_asked(place: Place, more: Path) -> None:
