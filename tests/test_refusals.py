@@ -12,8 +12,9 @@ from click.testing import CliRunner
 
 import dali_pipes as dp
 from bench.compare.settings import TurnSetting, sweep
-from bench.loaders import encoded, protocol, registry, s3
+from bench.loaders import encoded, protocol, registry, s3, workers
 from bench.reports.regression import compare_runs
+from bench.tools import environment, gateway
 from dali_pipes.cli import cli
 from dali_pipes.data_set import indexing, named
 from dali_pipes.errors import DataError, PipesError, StoreError
@@ -28,10 +29,14 @@ from prep.sources import demo_photos, folders, hf
 from prep.versions.publish import open_newest
 from prep.workers import on_ray
 from tests.bench.reports.test_regression import BEFORE
+from tests.lazy import Lazy
+from tests.loaders import open_loader
 from tests.prep.shuffle.test_specs import SPEC
 from tests.shards import Sample, write_shards
 
 HERE, OPTIONS = LocalStore(Path("/")), protocol.LoaderOptions(device="cpu")
+PLAIN, KEY_MAP = ShardSet(store=HERE, names=["a.tar"]), b"a\tto-{0..0}\nb\tto-{0..0}"
+readers, color = Lazy("bench.loaders.peers.dali_readers"), Lazy("dali_pipes.graph.color")
 FOLDERS, HALVES = Grouping(by="folder"), Grouping(by="split", shares={"a": 0.5, "b": 0.5})
 
 
@@ -74,7 +79,7 @@ CASES = [
         "report": "name at least one record", "report --check": "goes with --update", "open --faces x": "got 'x'",
         "report --update x --loaders x": "apply to RECORDs", "open --ranks a": "--ranks must be whole numbers",
         "open --ranks 0": "got 0", "windows --fractions 2": "in (0, 1], each once", "fetch --clients x": "got 'x'",
-        "resume --shards set --cold-windows 41": "cold_shards=40, got 41"}),
+        "resume --shards set --cold-windows 41": "cold_shards=40, got 41", "fetch --clients curl": "no such program"}),
     (ValueError, command("bench run --shards set"), {
         "--au-most 3": "--au-most needs --au", "--au x --ranks 2": "excludes --ranks", "--au x": "got 'x'",
         "--au a:2:0.1 --au-most 99": "at most 64, got 99", "--au a:64:0.1": "an epoch, 128 samples; the shards hold 23",
@@ -85,8 +90,11 @@ CASES = [
         "resume --shards set": "less than three batches", "tfrecord --shards plain": "is not indexed: dali-pipes",
         "feed --photo x --masks without --shards set": "no component 'x' (found: ",
         "feed --masks with --shards plain": "no component is a mask by its name; name it: --mask"}),
-    (DataError, command("prep view set"), {"plain/a.png --where-label 99": "set/s-' is of class 99"}),
-    (ValueError, command("cache ls --cache"), {"plain/none": "'plain/none' does not exist"}),
+    (DataError, command("prep"), {
+        "view set plain/a.png --where-label 99": "set/s-' is of class 99", "view empty a.png": "no sample to show",
+        "pack table long.csv o": "'long.csv' cannot be read as CSV: field"}),
+    (ValueError, command(""), {"cache ls --cache plain/none": "'plain/none' does not exist",
+        "prep pack table a.csv o --unlabelled --mask m": "mask 'm' is not a component (found: jpg)"}),
     (PipesError, command("demo --out"), {"/proc/x": "cannot write into --out '/proc/x'"}),
     (ValueError, lambda text: sweep(TurnSetting(), [text]), {
         "x=1": "got 'x=1'", "ranks=a": "numbers separated by commas, got 'a'", "threads=0": "must be at least 1, got 0",
@@ -94,6 +102,13 @@ CASES = [
     (ValueError, lambda options: compare_runs(BEFORE, BEFORE, **json.loads(options)), {
         '{"figures": ["x"]}': "got 'x'", '{"figures": ["fetched_ratio"]}': "none of fetched_ratio was measured",
         '{"threshold": -1}': "at least 0, got -1", '{"relative_to": "x"}': "got 'x'; before are: dali"}),
+    (ValueError, lambda key: compare_runs(BEFORE, BEFORE | {key: []}), {"records": "no loader was timed under the"}),
+    (ValueError, gateway.check_upstream, {"https://x": "http://HOST:PORT, got the endpoint 'https://x'"}),
+    (PipesError, lambda name: registry.select_loaders([name], shards=PLAIN), {"dali-s3": "bucket of S3, got '/a'"}),
+    (PipesError, lambda name: registry.prepare_loader(name, PLAIN, directory=Path()), {"dali-s3": "S3, got '/a'"}),
+    (PipesError, lambda num: workers.check_shared_memory(int(num), options=OPTIONS), {"9" * 9: "up to 999999999 samp"}),
+    (DataError, lambda key: readers.webdataset_index(SimpleNamespace(shard="s", keys=[key])), {"a b": "key 'a b'"}),
+    (StoreError, lambda url: readers._check_reads_ranges(url), {"http://127.0.0.1:1/": "a ranged GET failed ("}),
     (ValueError, lambda text: registry.select_loaders([text] * 2), {"dali": "'dali' twice", "dali:x": "DALI alone"}),
     (DataError, lambda key: encoded.components_of({"__key__": key}, OPTIONS), {"k": "key 'k': no component"}),
     (DataError, lambda key: encoded.label_of(b"x", key=key), {"k": "key 'k': cls must be a number, got b'x'"}),
@@ -112,10 +127,11 @@ CASES = [
     (DataError, lambda name: group_by([name], grouping=FOLDERS, prefix=""), {"a.x": "key 'a' has", "é/a.x": "'é'"}),
     (DataError, lambda name: group_by([name], grouping=HALVES, prefix="x-"), {"a.x": "gets none of 1 samples"}),
     (DataError, lambda key: parse_key_map(f"{key}\tx\n{key}\ty".encode(), where="m"), {"a": "key 'a' occurs twice"}),
+    (DataError, lambda name: parse_key_map(KEY_MAP, where=name).cut([0, 0], [9, 9], target=1), {"m": "m: number of"}),
     (ValueError, lambda names: Request(ShardSet(store=HERE, names=names.split())), {
         "a.zip": "one of .tar, .tgz, .tar.gz, got 'a.zip'", "a.tar b.tgz": "must all end alike, got .tar"}),
-    (ValueError, lambda num: Request(ShardSet(store=HERE, names=["a.tar"]), shard_bytes=int(num)), {"0": "got 0"}),
-    (ValueError, lambda engine: Request(ShardSet(store=HERE, names=["a.tar"]), engine=engine), {"x": "got 'x'"}),
+    (ValueError, lambda given: Request(PLAIN, **json.loads(given)), {
+        '{"shard_bytes": 0}': "got 0", '{"engine": "x"}': "got 'x'"}),
     (ValueError, lambda path: PackJob(store=LocalStore(Path(path)), copy=Path(path)), {"plain": "got 'plain' twice"}),
     (ValueError, lambda prefix: PackJob(store=HERE, prefix=prefix), {"a1": "'train/samples-', got 'a1'"}),
     (DataError, lambda path: folders.imagefolder(Path(path)), {"plain/cat": "no folder", "plain": "no photo: "}),
@@ -129,14 +145,18 @@ CASES = [
     (ValueError, lambda url: named.list_shards([url] * 2, endpoint=None), {"set/s-@1": "1 more URLs are named"}),
     (ValueError, lambda url: named.list_shards(url, endpoint="http://x"), {"ais://b/a-{0..1}.tar@2": "leave out '@2'"}),
     (DataError, lambda path: indexing.read_recoded(LocalStore(Path(path)), "r-"), {"plain": "expected a list of"}),
-    (TypeError, lambda crop: dp.segmentation(crop=crop), {"16": "crop must be an integer, got '16'"}),
+    (StoreError, lambda url: named.name_shards(url, endpoint=None, allow_missing=True), {"set/x-{0..1}.tar": "2 were"}),
+    (TypeError, lambda value: color.jitter_range("hue", value), {"a": "hue must be a number or a pair of numbers"}),
+    (PipesError, lambda url: open_loader(url).__reduce_ex__(2), {"set": "cannot be copied or sent to another process"}),
+    (TypeError, lambda url: open_loader(url).as_dataloader().__getitems__(url), {"set": "order, and no samples 'set'"}),
+    (TypeError, lambda crop: dp.segmentation(crop=json.loads(crop)), {
+        '"16"': "crop must be an integer, got '16'", '[16, 16, "3"]': "crop must be an integer, got [16, 16, '3']"}),
     (TypeError, lambda crop: dp.classification_train(crop=float(crop)), {"16": "crop must be an integer, got 16.0"}),
     (TypeError, lambda side: dp.classification_eval(resize=(side,)), {"9": "resize must be an integer, got ('9',)"}),
-    (TypeError, lambda side: dp.segmentation(crop=(16, 16, side)), {"3": "crop must be an integer, got (16, 16, '3')"}),
-    (TypeError, lambda _: dp.Mixture({"a": "x"}, weights={"a": True}), {"": "of 'a' must be a number, got True"}),
+    (TypeError, lambda given: dp.Mixture({"a": "x"}, **json.loads(given)), {
+        '{"weights": {"a": true}}': "of 'a' must be a number, got True", '{"etl": "e"}': "names to ETLs, got str"}),
     (TypeError, lambda rank: find_rank(rank=rank, world_size=2), {"0": "rank must be an integer, got '0'"}),
     (TypeError, lambda num: dp.Mixture({int(num): "x"}), {"1": "a data set's name must be a text, got 1"}),
-    (TypeError, lambda etl: dp.Mixture({"a": "x"}, etl=etl), {"e": "names to ETLs, got str"}),
     (ValueError, lambda name: dp.Mixture({"a": "x"}, etl={name: "e"}), {"b": "the sets 'a', got one for 'b'"}),
 ]
 # fmt: on
@@ -152,15 +172,28 @@ def test_what_cannot_be_is_refused(
     Path("plain/cat").mkdir()
     Path("plain/cat/a").write_text("text")
     Path("plain", recoded_name("r-")).write_text("{}")
+    write_shards(Path("empty"), [Sample("a", {})], per_shard=1)
+    for name, cell in {"a": "a.jpg", "long": 200_000 * "x"}.items():
+        Path(f"{name}.csv").write_text(f"path\n{cell}\n")
+    monkeypatch.setenv("PATH", "/none")
     for case, message in cases.items():
         with pytest.raises(error, match=re.escape(message)):
             call(case)
 
 
-def test_peers_of_bench_find_a_bucket_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_finds_a_bucket_of_the_environment_and_skips_loaders_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://minio:9000/")
     shards: Any = SimpleNamespace(store=SimpleNamespace(url="s3://b", endpoint=None, cluster=None, directory=None))
     with s3.client_environment(shards, AWS_ENDPOINT_URL="http://127.0.0.1"):
         assert s3.s3_place(shards) == ("http://127.0.0.1:80", "b")
     assert s3.s3_place(shards) == ("https://minio:9000", "b")
     assert registry.place_of(shards) == "s3"
+    specs, skipped = registry.select_loaders(["dali-decode"], shards=PLAIN)
+    assert "dali" in map(str, specs)
+    assert "skipped: loader 'dali-s3' reads shards in a bucket of AIStore or in a bucket of S3, got '/a'" in skipped
+    large = protocol.LoaderOptions(device="cpu", batch_size=1 << 60)
+    assert workers.fitting_batch_size(large, num_shards=1) < 1 << 50
+    monkeypatch.setenv("PATH", "/none")  # no git
+    assert environment._commit() == {"commit": None, "is_dirty": None}

@@ -144,3 +144,12 @@ def test_state_after_an_error_has_the_lost_batch_to_come(
         for (batch,) in loader:
             seen += [key for key, at in zip(batch["key"], range(5), strict=True) if at not in loader.substituted]
     assert seen == [key for key in KEYS if key != KEYS[bad]]
+
+
+def test_a_loader_whose_close_was_interrupted_is_closed_again(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_loader(shards) as loader:
+        monkeypatch.setattr(loader.delivery, "_end_uses", lambda: pytest.exit("Ctrl-C"))
+        with pytest.raises(pytest.exit.Exception, match="Ctrl-C"):
+            loader.close()
+        monkeypatch.setattr(loader.delivery, "_end_uses", lambda: None)
+        assert len(loader) == len(list(loader)), "nothing was freed"

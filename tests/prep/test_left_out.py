@@ -11,6 +11,7 @@ from prep.left_out import MaxBad, count_reasons
 )
 def test_the_limit_is_still_allowed(text: str, bad: int, of: int, is_allowed: bool) -> None:
     assert MaxBad.parse(text).allows(bad, of=of) is is_allowed
+    assert str(MaxBad.parse(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", "-1", "101%", "1e3", "1 %", "٣"])

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from dali_pipes.errors import DataError, PipesError
-from prep.workers import Workers, default_jobs, on_ray, open_workers
+from prep.workers import Workers, default_jobs, on_ray, open_workers, processes
 from tests.prep.workers_tasks import count_setup, double, fail_at_three, kill_itself, square, touch_and_wait
 from tests.programs import REPOSITORY, start_python, wait_until
 
@@ -39,6 +39,7 @@ def test_map_raises_what_a_task_raised_and_ends_the_others(jobs: int, tmp_path: 
     with Workers(jobs) as workers, pytest.raises(DataError, match="task 3 is bad"):
         list(workers.map(fail_at_three, range(8)))
     assert workers._processes == []
+    assert str(processes._picklable(type("Odd", (Exception,), {})("bad"))) == "Odd: bad"
 
 
 def test_map_says_which_task_a_worker_was_killed_at() -> None:

@@ -5,6 +5,7 @@ import functools
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from bench.engine.scenario import run_scenario
 from bench.gpu.cases import CHECKS, SCENARIOS, STEP_SAMPLES_PER_S, GpuPoint, points_of
 from bench.gpu.checks import GpuOutputError, check_parity
 from bench.gpu.devices import sampling
-from bench.gpu.workload import GpuSetting, Workload
+from bench.gpu.workload import GpuSetting, Workload, photo_header, read_photos
+from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from tests.bench.gpu.conftest import planned
 from tests.lazy import Lazy
@@ -56,6 +58,19 @@ def test_a_point_that_fails_is_recorded_and_the_others_go_on(drawn: ShardSet, tm
     report = run("masks", without)
     assert report["records"] == []
     assert [row["loader"] for row in report["failed"]] == ["loader, masks cpu", "loader, masks mixed"]
+
+
+def test_photos_are_encoded_again_and_the_first_shards_are_chosen(workload: Workload, monkeypatch: Any) -> None:
+    again = workload.photos(dataclasses.replace(ON_CPU, photo_side=64, progressive_share=0.3))
+    found = [(is_progressive, max(size)) for is_progressive, *size in map(photo_header, again.photos)]
+    assert found == [(number in (3, 6, 9), 64) for number in range(10)]
+    monkeypatch.setattr("bench.gpu.workload.LOADER_BYTES", 1)
+    assert workload._first_shards.names == workload.shards.names[:1]
+    with pytest.raises(DataError, match=r"no JPEG named 'trimap\.png'; name the component: --photo"):
+        read_photos(workload.shards, photo="trimap.png", mask="", num=1)
+    made: Any = SimpleNamespace(gpu={"name": "H100", "video_library": None})
+    notes = planned("decode", workload)._conditions(made)
+    assert " ".join(notes[1:]).startswith("H100, driver unknown. libnvcuvid is missing")
 
 
 def test_an_error_that_broke_the_cuda_context_ends_the_process(

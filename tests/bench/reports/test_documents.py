@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from bench.cli import bench as bench_command
 from bench.reports.figures import FIGURES
-from bench.reports.plots import Mark, draw_lines
+from bench.reports.plots import Mark, draw_lines, plots_of
 from bench.reports.record import check_target, read_run, shown_command, write_record
 from bench.reports.summary import median_interval, values_of
 from bench.reports.tables import STOP, update_document
@@ -170,3 +170,8 @@ def test_lines_lie_in_their_places() -> None:
     ends = pytest.approx([interval.low, interval.high])
     assert [segment[:, 1].tolist() for segment in whiskers.get_segments()] == [ends] * 3
     assert axes.get_ylim()[0] == 0
+    run = report(*(record("dali", 500, 1, setting={"latency_ms": place}) for place in (1.0, 99.0)))
+    assert draw_lines(marks_of(run, "latency_ms"), x_title="latency ms").axes[0].get_xscale() == "log"
+    rows = [{"crop": crop, "photo_side": side} for side in (None, 64, 128) for crop in (16, 32)]
+    plot = plots_of(report(*(record("dali", 500, 1, setting=row) for row in rows)))["samples_per_s-2"]
+    assert all(text in plot for text in (">as it is<", ", crop 32<")), "a plot for each combination of the others"

@@ -1,10 +1,12 @@
 """The gateway counts bytes and keeps answers unchanged. The simulated bucket has correct indexes."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import urllib3
 
-from bench.tools.gateway import Gateway, read_counter
+from bench.tools.gateway import Gateway, _Routes, read_counter
 from bench.tools.simulated_bucket import BODIES, BUCKET, PREFIX, SimulatedBucket, simulated_bucket
 from dali_pipes.data_set.indexing import index_in_memory, read_index, read_manifest
 from dali_pipes.formats.names import index_name
@@ -12,6 +14,7 @@ from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import open_store
+from tests.servers.scripted import says, scripted
 
 DATA = bytes(range(256)) * 4096  # 1 MiB
 
@@ -35,6 +38,15 @@ def test_sdk_reads_through_it(gateway: Gateway) -> None:
     assert len(DATA) < passed < len(DATA) + 4096, "the object, and the heads of redirect and answer"
     assert store.size("o") == len(DATA)
     assert [entry.name for entry in store.list("")] == ["o"]
+
+
+def test_gateway_measures_what_the_connections_end_ends_and_says_who_does_not_answer(closed_port: int) -> None:
+    routes = _Routes(latency_s=0.0, counter=Path("/dev/null"))
+    with scripted(says(b"HTTP/1.1 200 OK\r\n\r\nwhole")) as server:
+        found = urllib3.request("GET", f"http://{routes.to(server.endpoint[7:])}")
+    assert (found.data, found.headers["Content-Length"]) == (b"whole", "5")
+    found = urllib3.request("GET", f"http://{routes.to(f'127.0.0.1:{closed_port}')}", retries=False)
+    assert (found.status, b"Connection refused" in found.data) == (502, True)
 
 
 NUM_SHARDS = 2500

@@ -105,6 +105,7 @@ TABLE = [
     Hostile("Content-Length twice", says(whole(more=b"Content-Length: 3\r\n")), "not one number"),
     Hostile("Content-Length and chunks", says(whole(more=b"Transfer-Encoding: chunked\r\n")), "both a Content-Length"),
     Hostile("Transfer-Encoding empty", says(whole(more=b"Transfer-Encoding:\r\n")), "other than 'chunked'"),
+    Hostile("chunks without a last one", says(ONE_CHUNK[:-5]), "was closed in place of an answer"),
     Hostile("gzip, chunked", says(CHUNKED.replace(b": chunked", b": gzip, chunked")), "other than 'chunked'"),
     Hostile("chunks twice", says(CHUNKED[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"), "other than 'chunked'"),
     Hostile("chunks of HTTP/1.0", says(CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n"), "other than 'chunked'"),

@@ -151,6 +151,7 @@ def test_table_component_takes_any_column(photos: Path, name: str) -> None:
         ({"v.json": "v"}, "a cat", r"row 0: 'v\.json' must be JSON, got 'a cat'"),
         ({"v.npy": "v"}, "1 2", r"row 0: 'v\.npy' must be a path, or numbers in rows of one length, got '1 2'"),
         ({"v.png": "v"}, 3, r"row 0: column 'v' must hold the path of a file with an extension, got 3"),
+        ({"v": "path", "v.jpg": "path"}, 3, r"row 0: two files would be component 'v\.jpg'; name them apart"),
     ],
 )
 def test_table_cell_that_its_component_does_not_take_is_named(

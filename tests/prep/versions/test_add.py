@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -131,6 +132,9 @@ def test_photos_that_the_data_set_has_under_other_keys_are_told(
         again = class_folders(tmp_path / str(num_bytes), {"bee": 1}, first=num_bytes)
         next(again.rglob("*.jpg")).write_bytes(photo_bytes(0, 40, 30))
         assert local.add(again).num_same_photos == num_same
+    monkeypatch.setattr(fit, "_equal_photos", mock.Mock(side_effect=StoreError("away")))
+    assert local.add(class_folders(tmp_path / "last", {"bee": 1}, first=80)).num_same_photos == 0
+    assert f"added photos are not compared with those of '{local.url}': away" in caplog.text
 
 
 def test_lacking_components_are_refused(local: Place, tmp_path: Path) -> None:
