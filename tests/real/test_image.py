@@ -75,11 +75,12 @@ def test_training_is_stopped_and_goes_on(podman: Podman, image: str, data: Path)
 
 
 def test_memory_limit(podman: Podman, image: str) -> None:
-    """a memory limit: `doctor` prints it, and reaching it is a kill (137)"""
+    """a memory limit: reaching it is a kill (137); with cgroups v2, `doctor` prints it"""
     limited = (*CONFINED, "--memory=3g", "--memory-swap=3g")
-    code, said = podman.run(*limited, image, "doctor")
-    assert re.search(r"^ok +memory +(2\.\d|3\.0) GiB available to this process", said, re.MULTILINE), said
-    code, said = podman.run(*limited, image, "python3", "-c", "bytearray(4 << 30).count(1)")
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        _, said = podman.run(*limited, image, "doctor")
+        assert re.search(r"^ok +memory +(2\.\d|3\.0) GiB available to this process", said, re.MULTILINE), said
+    code, said = podman.run(*limited, image, "python3", "-c", "len(b'x' * (4 << 30))")
     assert code == 137, (code, said)
 
 
