@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import columns_name, manifest_name, version_name
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
