@@ -169,13 +169,14 @@ def test_transfer_that_cannot_be_is_told_at_once(
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=rf"no bucket 'ais://none' at {access.endpoint}; `dali-pipes prep pack` makes"):
         AisStore(access.endpoint, "none").upload("x", tmp_path / "file")
+    gone = AisStore(access.endpoint, "gone")
+    gone.create()
+    gone.client.bucket("gone").delete()
     monkeypatch.setattr(AisStore, "access", lambda self: self)
+    where = rf"'ais://gone/x.tar' at {access.endpoint}"
+    with pytest.raises(StoreError, match=rf'{where}: 404 bucket "ais://gone" does not exist'):
+        gone.write_stream("x.tar", _chunks, num_bytes=len(DATA))
+    assert seen.asked == []  # no target was named, and no body sent
     for path, cause in (("/proc/self/mem", "Input/output error"), (f"{tmp_path}/gone", "No such file")):
         with pytest.raises(StoreError, match=rf"cannot read '{path}': {cause}"):
             access.upload("x", Path(path))
-    seen.asked.clear()
-    AisStore(access.endpoint, "b").client.bucket("b").delete()
-    where = rf"'ais://b/x.tar' at {access.endpoint}"
-    with pytest.raises(StoreError, match=rf'{where}: 404 bucket "ais://b" does not exist'):
-        access.write_stream("x.tar", _chunks, num_bytes=len(DATA))
-    assert seen.asked == []  # no target was named, and no body sent
