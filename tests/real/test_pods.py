@@ -84,8 +84,8 @@ def test_train(podman: Podman, play: Play) -> None:
     """`train.yaml`: two ranks; user, init container, read-only root, memory limit; stopped, goes on"""
     name = play("train.yaml", *SMALL, "--epochs=60")
     wait_until(lambda: len(steps(podman)) > 5)
-    seen = podman.do("exec", name, "sh", "-c", "id -u; stat -c '%u %a' /cache; ls -d /tmp/.config/ais/cli")
-    assert seen.splitlines() == ["10001", "10001 700", "/tmp/.config/ais/cli"]  # podman 4.3 leaves a secret's items out
+    seen = podman.do("exec", name, "sh", "-c", "id -u; stat -c '%u %a' /cache")
+    assert seen.splitlines() == ["10001", "10001 700"]
     assert "Read-only file system" in podman.call("exec", name, "touch", "/opt/x").stdout
     assert podman.inspect(name)["HostConfig"]["Memory"] == 4 << 30
     podman.do("stop", "--time", "60", name)
