@@ -36,7 +36,7 @@ MOST = {
     "prep/recode": (640, 2),
     "prep/shuffle": (2_280, 7),
     "prep/sources": (1_540, 7),
-    "prep/tar": (440, 2),
+    "prep/tar": (450, 2),
     "prep/versions": (1_070, 5),
     "prep/workers": (620, 3),
     "bench": (320, 3),

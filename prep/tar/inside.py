@@ -104,18 +104,16 @@ class Parquet:
             DataError: If what was read of the file is larger than a file of its size may hold.
         """
         for number in range(self.file.num_row_groups) if group is None else [group]:
-            of_group = self.file.metadata.row_group(number)
-            chunks = [of_group.column(place) for place in range(of_group.num_columns)]
-            chunks = [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{column}.")]
-            # No value is longer than its chunk. Equal values are stored once, so rows may be longer in all.
-            longest = max(chunk.total_uncompressed_size for chunk in chunks)
-            self._take(_VALUE_BYTES * sum(chunk.num_values for chunk in chunks), at_least=longest)
-            rows = min(_ROWS, max(1, _BATCH_BYTES // max(1, longest)))
+            # No value is longer than its group. Equal values are stored once, so rows may be longer in all. Sizes of
+            # columns are not asked for: if they are broken, pyarrow ends the process.
+            longest = max(1, self.file.metadata.row_group(number).total_byte_size)
+            self._take(0, at_least=longest)
+            rows = min(_ROWS, max(1, _BATCH_BYTES // longest))
             for batch in self.file.iter_batches(rows, row_groups=[number], columns=[column]):
                 array = batch.column(0)
                 if hasattr(array, "dictionary_decode"):
                     array = array.dictionary_decode()
-                self._take(array.nbytes)
+                self._take(array.nbytes + _VALUE_BYTES * _num_values(array))
                 yield array
 
     def _take(self, num_bytes: int, *, at_least: int = 0) -> None:
@@ -129,6 +127,14 @@ class Parquet:
     def values(self, column: str, group: int | None = None) -> list[Any]:
         """The values of a column, of one row group or of all."""
         return [value for array in self.read(column, group) for value in array.to_pylist()]
+
+
+def _num_values(array: Any) -> int:
+    """How many Python objects an array becomes: rows, elements of lists, fields of structs."""
+    if not array.type.num_fields:
+        return len(array)
+    inner = array.flatten()
+    return len(array) + sum(map(_num_values, inner if isinstance(inner, list) else [inner]))
 
 
 @dataclass(frozen=True)
