@@ -83,7 +83,7 @@ def pins(common: Iterable[str], own: Iterable[str]) -> list[str]:
 
 
 def hashed(report: dict[str, Any], known: str) -> list[str]:
-    """The packages that pip would install, each with its version and the hashes of its files.
+    """One line for each package that pip would install: its version, and the hashes of its files.
 
     Args:
         report: What ``pip install --dry-run --report`` writes.

@@ -170,7 +170,7 @@ class Counts:
 def report_span(name: str, *, seconds: float, error: BaseException | None = None, **attributes: str | float) -> None:
     """Report a span ``dali_pipes.NAME`` that ends now and took ``seconds``; without OpenTelemetry do nothing.
 
-    Its parent is the current span of the thread, if there is one. All of its texts are printable.
+    Its parent is the current span of the thread, if there is one. Its texts pass `printable`.
     """
     api = sys.modules.get("opentelemetry.trace")
     if api is None:

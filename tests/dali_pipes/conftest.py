@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> "Iterator[InMemorySpanExporter]":
-    """The spans that a program of its own would export; the SDK takes one provider a process, so it is put in place."""
+    """Collects the spans that a program would export. The SDK takes one provider a process: `get_tracer` is replaced."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor

@@ -1,4 +1,4 @@
-"""The image's recipe: what is pinned, who runs, what is copied."""
+"""The Dockerfiles: pinned images and packages, the user, the files that are copied."""
 
 import fnmatch
 import json
@@ -74,7 +74,7 @@ def test_both_builds_of_dali_are_pinned_to_the_same_versions() -> None:
 
 
 def test_all_that_is_pinned_has_hashes() -> None:
-    """An image installs nothing else: `make constraints` writes the hashes after the versions."""
+    """An image installs only packages with hashes. `make constraints` writes versions and hashes."""
     files = [ROOT / "constraints.txt", ROOT / "deploy" / "cuda12.txt", ROOT / "deploy" / "cuda13.txt"]
     pinned = [line.split()[0] for path in files for line in path.read_text().splitlines() if line[0] != "#"]
     report = {

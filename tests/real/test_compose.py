@@ -32,7 +32,7 @@ def steps(podman: Podman) -> list[int]:
 
 
 def test_prep(podman: Podman, words: dict[str, list[str]]) -> None:
-    """`prep`, twice: 600 photos packed, shuffled, indexed"""
+    """`prep` runs twice: it packs, shuffles and indexes 600 photos"""
     for _ in range(2):
         code, said = podman.run(*words["prep"])
         assert code == 0, said
@@ -40,7 +40,7 @@ def test_prep(podman: Podman, words: dict[str, list[str]]) -> None:
 
 
 def test_train(podman: Podman, words: dict[str, list[str]]) -> None:
-    """`train`: killed, started again by the engine, goes on from the checkpoint"""
+    """`train`: a killed training is restarted by the engine, and continues from the checkpoint"""
     name = podman.start(*words["train"], "--checkpoint-every=1")
     wait_until(lambda: len(steps(podman)) > 3)
     os.kill(podman.inspect(name)["State"]["Pid"], signal.SIGKILL)
@@ -53,7 +53,7 @@ def test_train(podman: Podman, words: dict[str, list[str]]) -> None:
 
 
 def test_bench(podman: Podman, words: dict[str, list[str]]) -> None:
-    """`bench`: DALI, memory and WebLoader against each other, into a record"""
+    """`bench`: it compares DALI, memory and WebLoader, and writes a record"""
     code, said = podman.run(*words["bench"])
     assert code == 0, said
     assert json.loads((runs(podman) / "bench.json").read_text())

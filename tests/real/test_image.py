@@ -45,7 +45,7 @@ def test_image_is_built(podman: Podman, image: str, record_property: Callable[[s
 
 
 def test_doctor(podman: Podman, image: str) -> None:
-    """`doctor`, read-only root, 2 GB of shared memory"""
+    """`doctor` passes with a read-only root and 2 GB of shared memory"""
     code, said = podman.run(*CONFINED, image, "doctor")
     assert code == 0, said
     assert not re.search(r"^(warn|fail)", said, re.MULTILINE), said
@@ -53,13 +53,13 @@ def test_doctor(podman: Podman, image: str) -> None:
 
 
 def test_demo(podman: Podman, image: str, data: Path) -> None:
-    """`demo`: photos, shuffle, index, a training loop's batches"""
+    """`demo` runs to its end"""
     code, said = podman.run(*CONFINED, "--volume", f"{data}/runs:/runs", "--workdir", "/runs", image, "demo")
     assert code == 0, said
 
 
 def test_training_is_stopped_and_goes_on(podman: Podman, image: str, data: Path) -> None:
-    """a training: `stop` (SIGTERM to process 1), a new container, the losses of an unbroken run"""
+    """a training that SIGTERM stops continues in a new container, with the losses of an unbroken run"""
     mounts = ("--volume", f"{data}/shards:/data:ro", "--volume", f"{data}/runs:/runs", "--tmpfs", "/cache:mode=1777")
     words = (*CONFINED, *mounts, image, *TRAINING, "--epochs=40")
     name = podman.start(*words, "--out=/runs/a")
@@ -75,7 +75,7 @@ def test_training_is_stopped_and_goes_on(podman: Podman, image: str, data: Path)
 
 
 def test_memory_limit(podman: Podman, image: str) -> None:
-    """a memory limit: reaching it is a kill (137); with cgroups v2, `doctor` prints it"""
+    """a process that reaches the memory limit is killed (137); with cgroups v2, `doctor` prints the limit"""
     limited = (*CONFINED, "--memory=3g", "--memory-swap=3g")
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         _, said = podman.run(*limited, image, "doctor")
@@ -86,7 +86,7 @@ def test_memory_limit(podman: Podman, image: str) -> None:
 
 @pytest.mark.parametrize("system", TREES)
 def test_suite(podman: Podman, system: str, record_property: Callable[[str, object], None]) -> None:
-    """the stage `test`: what `make test` runs, on the Python of a base system"""
+    """the stage `test` passes what `make test` runs, with the Python of a base system"""
     image = build_image(podman, system, target="test", name=f"localhost/dali-pipes:test-{system}")
     pytest_words = ["python3", "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
     code, said = podman.run("--shm-size=4g", image, *pytest_words, "-m", "not nightly", "--ignore", "tests/docs")

@@ -1,4 +1,4 @@
-"""deploy/kubernetes as pods of podman: what the manifests say of users, volumes and limits takes effect."""
+"""Podman runs the manifests of deploy/kubernetes; their users, volumes and limits take effect."""
 
 import base64
 import json
@@ -69,7 +69,7 @@ def shards(podman: Podman, image: str, endpoint: str, tmp_path_factory: pytest.T
 
 @pytest.mark.usefixtures("shards")
 def test_prep(podman: Podman, play: Play) -> None:
-    """`prep.yaml`: photos packed, shuffled, indexed and verified, as user 10001"""
+    """`prep.yaml`: as user 10001 it packs, shuffles, indexes and verifies photos"""
     code, said = podman.end(play("prep.yaml"))
     assert code == 0, said
     assert "nothing is wrong with 1 shard, 24 samples" in said
@@ -81,7 +81,7 @@ def steps(podman: Podman) -> list[dict[str, float]]:
 
 
 def test_train(podman: Podman, play: Play) -> None:
-    """`train.yaml`: two ranks; user, init container, read-only root, memory limit; stopped, goes on"""
+    """`train.yaml`: two ranks; user, init container, read-only root, memory limit; a stopped training continues"""
     name = play("train.yaml", *SMALL, "--epochs=60")
     wait_until(lambda: len(steps(podman)) > 5)
     seen = podman.do("exec", name, "sh", "-c", "id -u; stat -c '%u %a' /cache")

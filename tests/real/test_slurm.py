@@ -21,7 +21,7 @@ EPOCHS, NUM_STEPS = 300, {1: 12, 2: 6}
 
 @pytest.fixture(scope="module")
 def training(slurm: Slurm, endpoint: str) -> list[str | Path]:
-    """A program with its options: tiny photos in AIStore, a checkpoint after each step."""
+    """The words of a training: it reads tiny photos from AIStore, and saves a checkpoint after each step."""
     shards = write_shards(slurm.runs / "shards", make_samples([(40, 44)] * 24, num_classes=37), per_shard=6)
     fill_bucket(AisStore(endpoint, "real"), shards)
     words: list[str | Path] = ["examples/classification.py", "--shards", "ais://real/s-", "--device=cpu", "--crop=16"]
@@ -47,13 +47,13 @@ def steps(out: Path) -> list[dict[str, float]]:
 
 
 def test_training_ends(unbroken: dict[int, list[dict[str, float]]]) -> None:
-    """`train.sbatch`: trainings on one node and on two end, and their caches are gone"""
+    """`train.sbatch`: trainings on one node and on two nodes complete, and their caches are removed"""
     for num_nodes, done in unbroken.items():
         assert [step["step"] for step in done] == list(range(EPOCHS * NUM_STEPS[num_nodes]))
 
 
 def test_time_limit(slurm: Slurm, training: list[str | Path], unbroken: dict[int, list[dict[str, float]]]) -> None:
-    """`train.sbatch`: put back into the queue when the time is nearly up, goes on with the exact next sample"""
+    """`train.sbatch`: the job requeues itself before its time limit, and continues at the exact next sample"""
     out = slurm.runs / "limited"
     job = slurm.submit("train.sbatch", *training, "--out", out, options=("--time=60", "--signal=B:USR1@115"))
     wait_until(lambda: len(steps(out)) > 5)
@@ -68,7 +68,7 @@ def test_time_limit(slurm: Slurm, training: list[str | Path], unbroken: dict[int
 
 
 def test_cancelled(slurm: Slurm, training: list[str | Path], unbroken: dict[int, list[dict[str, float]]]) -> None:
-    """`train.sbatch`: `scancel` ends it and its caches go; the next job goes on with the exact next sample"""
+    """`train.sbatch`: `scancel` ends the job and removes its caches; the next job continues at the next sample"""
     out = slurm.runs / "cancelled"
     words = [*training, "--out", out]
     job = slurm.submit("train.sbatch", *words)
@@ -82,7 +82,7 @@ def test_cancelled(slurm: Slurm, training: list[str | Path], unbroken: dict[int,
 
 
 def test_lost_node(slurm: Slurm, training: list[str | Path], unbroken: dict[int, list[dict[str, float]]]) -> None:
-    """`train.sbatch`: one of two nodes is lost in mid-epoch; Slurm starts the job again, and it goes on"""
+    """`train.sbatch`: one of two nodes is lost in mid-epoch; the requeued job continues at the next sample"""
     out = slurm.runs / "lost"
     job = slurm.submit("train.sbatch", *training, "--out", out, options=("--nodes=2",))
     wait_until(lambda: len(steps(out)) > 5)
@@ -99,7 +99,7 @@ def test_lost_node(slurm: Slurm, training: list[str | Path], unbroken: dict[int,
 
 
 def test_failed(slurm: Slurm) -> None:
-    """`train.sbatch`: a program that fails is not put back; its exit code is the job's"""
+    """`train.sbatch`: a program that fails is not requeued; the job has its exit code"""
     job = slurm.submit(
         "train.sbatch", "examples/classification.py", "--shards", slurm.runs / "none", "--out", slurm.runs
     )
@@ -115,7 +115,7 @@ def node(slurm: Slurm, *command: str, state: str = "COMPLETED", **variables: str
 
 
 def test_disk_of_a_node(slurm: Slurm) -> None:
-    """`node.sh`: removes what SIGKILL left, keeps what others made, refuses a cache that is not its own"""
+    """`node.sh`: it removes caches that SIGKILL left, keeps others' files, and refuses another user's cache"""
     disk = slurm.folder / "disk-n1"
     for name in ("dali-pipes-job-4000000", "dali-pipes-job-4000001", "dali-pipes-1000"):
         (disk / name).mkdir()
@@ -135,7 +135,7 @@ def test_disk_of_a_node(slurm: Slurm) -> None:
 
 
 def test_deaf_command(slurm: Slurm) -> None:
-    """`node.sh`: a command that is deaf to SIGTERM is killed after GRACE_S, and its cache goes"""
+    """`node.sh`: a command that ignores SIGTERM is killed after GRACE_S, and its cache is removed"""
     job = slurm.do(
         *["sbatch", "--parsable", f"--output={slurm.folder}/%A_%a.out", "--wrap"],
         f"srun deploy/slurm/node.sh sh -c 'trap \"\" TERM; touch {slurm.runs}/deaf; while :; do sleep 1; done'",
@@ -149,7 +149,7 @@ def test_deaf_command(slurm: Slurm) -> None:
 
 
 def test_array(slurm: Slurm, endpoint: str) -> None:
-    """`parts.sbatch`: three tasks and the job that merges write what one process writes; a part is done again"""
+    """`parts.sbatch`: three tasks and a merge job write the same bytes as one process; a part can run again"""
     store = AisStore(endpoint, "parts")
     store.create()
     pack(make_source(43), store=store, max_count=10)
@@ -169,7 +169,7 @@ def test_array(slurm: Slurm, endpoint: str) -> None:
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["both stay", "one is lost"])
 def test_ray(slurm: Slurm, is_lost: bool) -> None:
-    """`ray.sbatch`: a Ray of two nodes packs what one process packs, also if the second node is lost"""
+    """`ray.sbatch`: a Ray of two nodes packs the same bytes as one process, also if the second node is lost"""
     photos = write_pets(slurm.runs / f"pets-{is_lost}", {f"cat_{number}": 1 + number % 2 for number in range(7)})
     out, expected = slurm.runs / f"out-{is_lost}", slurm.runs / f"expected-{is_lost}"
     job = slurm.submit("ray.sbatch", "pack", "pets", photos, out, "--max-count", "3", options=("--nodes=2",))

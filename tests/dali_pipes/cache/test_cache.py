@@ -106,7 +106,7 @@ def test_small_shards_are_filled_together_and_checked_together(directory: Path) 
 
 
 def test_each_loader_has_its_row_of_holds_reserved(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a full tmpfs a write to a page that is not there ends the process."""
+    """If a tmpfs is full, a write to a page that was not allocated ends the process (SIGBUS)."""
     reserved: list[tuple[int, int]] = []
     allocate = os.posix_fallocate
 
