@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> "Iterator[InMemorySpanExporter]":
-    """Collects the spans that a program would export. The SDK takes one provider a process: `get_tracer` is replaced."""
+    """Collects the spans that a program exports. The SDK takes one provider a process: `get_tracer` is replaced."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
