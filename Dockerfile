@@ -62,6 +62,9 @@ RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 
 # What the runtime image has, and with it all that the tests want; nothing of it is shipped.
 FROM build AS test
+# Said again: buildah does not hand on the arguments of the stage before.
+ARG CUDA=13
+ARG WITH_COMPILE=0
 WORKDIR /opt/dali-pipes
 RUN python3 /build/deploy/requirements.py --cuda "$CUDA" --extras dev > /build/requirements-dev.txt
 # hadolint ignore=DL3042

@@ -9,6 +9,7 @@ there or returns the one that is there, in one step. The user ends its use by as
 between: Python looks for Ctrl-C at calls, and a use that was not ended would lock the loader for ever.
 """
 
+import atexit
 import contextlib
 import functools
 import logging
@@ -16,6 +17,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
@@ -144,6 +146,7 @@ class Delivery:
             parts.decode.feed = self._next_inputs
             self._pid = os.getpid()
             self._resources, self.parts = resources.pop_all(), parts  # from here on close() frees them
+        _opened.add(self)
         if arguments.state is not None:
             self._warn_of_random_operators()
         LOADERS.join(parts)
@@ -346,16 +349,15 @@ class Delivery:
         """Wait for a running use of another thread; from now on there is no other one."""
         use = Use("close")
         while (running := self._uses.setdefault("now", use)) is not use:
-            if running.thread is use.thread or sys.is_finalizing():
-                return  # a signal's handler; or a thread that will not go on
+            if running.thread is use.thread:
+                return  # a signal's handler
             self.parts.stager.close()
             time.sleep(_POLL_S)
 
     def __del__(self) -> None:
-        # There is nothing to close if the constructor failed, or a late loader was not opened. In a forked child the
-        # loader belongs to the parent. At the end of the program the names of this module may be gone already; then all
-        # that is open ends with the process.
-        if "parts" not in vars(self) or self.is_closed or globals()["os"] is None or os.getpid() != self._pid:
+        # There is nothing to close if the constructor failed, or a late loader was not opened. A loader that is open
+        # after `_close_all` ends with the process; the names of this module may be gone already.
+        if "parts" not in vars(self) or self.is_closed or globals()["sys"] is None or sys.is_finalizing():
             return
         if in_mutex() or in_fetcher() or in_reader():
             # The garbage collector runs in the middle of work on a cache, of this loader or another one. The threads
@@ -421,3 +423,13 @@ class Delivery:
 
 def _closed() -> ValueError:
     return ValueError("this loader is closed; make another")
+
+
+_opened: "weakref.WeakSet[Delivery]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what a program leaves open while its threads still run: soon they stop, and a join would wait for ever."""
+    for delivery in list(_opened):
+        delivery.close()

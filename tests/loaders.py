@@ -14,12 +14,7 @@ def open_loader(shards: Any, graph: Any = None, **options: Any) -> dp.Loader:
 
     Without a graph, it yields crops of 16 x 16 of ``image.jpg`` and ``trimap.png``.
     """
-    usual = {
-        "batch_size": 4,
-        "device": "cpu",
-        "outputs": dp.Outputs(keys=True),
-        "decode": dp.Decode(threads=1),
-    }
+    usual = {"batch_size": 4, "device": "cpu", "outputs": dp.Outputs(keys=True), "decode": dp.Decode(threads=1)}
     return dp.loader(shards, graph or dp.segmentation(crop=16), **(usual | options))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 MOST = {
-    "dali_pipes": (3_330, 16),
+    "dali_pipes": (3_340, 16),
     "dali_pipes/cache": (2_020, 7),
     "dali_pipes/commands": (1_620, 6),
     "dali_pipes/data_set": (2_030, 6),
@@ -37,7 +37,7 @@ MOST = {
     "prep/shuffle": (2_280, 7),
     "prep/sources": (1_540, 7),
     "prep/tar": (450, 2),
-    "prep/versions": (1_070, 5),
+    "prep/versions": (1_060, 5),
     "prep/workers": (620, 3),
     "bench": (320, 3),
     "bench/commands": (500, 3),

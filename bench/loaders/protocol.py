@@ -1,6 +1,7 @@
 """What all loaders of `bench` share: the recipes' names, options, batches, and the object that yields epochs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
@@ -127,6 +128,10 @@ class BenchLoader:
         self._start = None
 
     def _leave_epoch(self) -> None:
-        if hasattr(self._epoch, "close"):
+        if isinstance(self._epoch, Generator):
+            # Since Python 3.12, close() leaves a generator its variables, and with them a pipeline and its workers.
+            with contextlib.suppress(GeneratorExit, StopIteration):
+                self._epoch.throw(GeneratorExit)
+        elif hasattr(self._epoch, "close"):
             self._epoch.close()
         self._epoch = None

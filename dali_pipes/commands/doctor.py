@@ -181,13 +181,7 @@ def check_libraries(dali_package: str) -> Finding:
     installed = {name: version for name in names if (version := version_of(name))}
     needed = {name: version for name, version in installed.items() if name.endswith(suffix)}
     others = " ".join(name for name in installed if name not in needed)
-    lacking = {
-        name
-        for name in needed
-        for file in importlib.metadata.files(name) or []
-        if ".so" in file.name and not Path(str(file.locate())).exists()  # headers may be left out of an image
-    }
-    broken = " ".join(f"{name}=={version}" for name, version in needed.items() if others or name in lacking)
+    broken = " ".join(f"{name}=={version}" for name, version in needed.items() if others or _lacks_libraries(name))
     restore = f"pip install --force-reinstall --no-deps {broken}"
     if others:
         found = f"libraries of another CUDA beside those of {dali_package}: {others}"
@@ -195,6 +189,13 @@ def check_libraries(dali_package: str) -> Finding:
     if broken:
         return judged("libraries", f"without some of their files: {broken}", fail=restore)
     return judged("libraries", ", ".join(f"{name} {version}" for name, version in needed.items()) or "not pip's")
+
+
+def _lacks_libraries(package: str) -> bool:
+    # Python's list of a package's files leaves out those that are not there. An image may be without headers.
+    found = importlib.metadata.distribution(package)
+    files = [line.partition(",")[0] for line in (found.read_text("RECORD") or "").splitlines()]
+    return any(".so" in Path(file).name and not Path(str(found.locate_file(file))).exists() for file in files)
 
 
 def check_gpu() -> Iterator[Finding]:

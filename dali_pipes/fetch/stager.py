@@ -11,7 +11,6 @@ because its ``with`` statement is C code. But the call may be half done, so whoe
 
 import contextlib
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -145,8 +144,6 @@ class Stager:
     def close(self) -> None:
         """Stop fetching and end the threads. Can be called twice."""
         self._stopped.set()
-        if sys.is_finalizing():
-            return  # daemon threads do not end while the interpreter ends: a join would wait for ever
         interrupt: BaseException | None = None
         # The garbage collector may have called this in one of the threads.
         threads = [thread for thread in self._threads if thread is not threading.current_thread()]

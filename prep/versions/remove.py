@@ -19,14 +19,7 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.indexing import index_each, read_index, stored_versions, sums_of
 from dali_pipes.errors import DataError, shown
-from dali_pipes.formats.manifest import (
-    UNSIZED,
-    Manifest,
-    ShardsPart,
-    concatenate,
-    with_unsized,
-    without_unsized,
-)
+from dali_pipes.formats.manifest import UNSIZED, Manifest, ShardsPart, concatenate, with_unsized, without_unsized
 from dali_pipes.formats.names import LABEL_COMPONENT, columns_name, index_name, version_name
 from dali_pipes.formats.quarantine import Exclusion
 from dali_pipes.formats.sample_columns import SampleColumns

@@ -57,8 +57,12 @@ def test_labels_contiguous_count_from_zero(tmp_path: Path) -> None:
             assert next(loader)[0]["label"].tolist() == expected
 
 
-def test_program_that_ends_with_a_loader_open_says_nothing_and_does_not_wait_for_its_shards(tmp_path: Path) -> None:
-    """The process ends at once although 19 of 20 shards are not fetched. Python has already cleared its modules."""
+@pytest.mark.fresh_interpreter
+@pytest.mark.parametrize("kept", ["", "dp.kept = loader"])
+def test_program_that_ends_with_a_loader_open_says_nothing_and_does_not_wait_for_its_shards(
+    tmp_path: Path, kept: str
+) -> None:
+    """The process ends at once although 19 of 20 shards are not fetched; also if Python clears the holder last."""
     shards = write_shards(tmp_path, make_samples([(16, 16)] * 20), per_shard=1)
     program = (
         "import sys, threading\nimport dali_pipes as dp\nfrom dali_pipes.store.local import LocalStore\n"
@@ -69,7 +73,7 @@ def test_program_that_ends_with_a_loader_open_says_nothing_and_does_not_wait_for
         "    return original(self, name)\n"
         "LocalStore.open = slow\n"
         "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=1, device='cpu', shuffle=False)\n"
-        "print(len(next(loader)))\n"
+        f"print(len(next(loader)))\n{kept}"
     )
     done = subprocess.run([sys.executable, "-c", program, shards], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

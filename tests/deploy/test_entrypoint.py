@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.dockerfile import ROOT
-from tests.programs import wait_while, write_program
+from tests.programs import write_program
 
 ENTRYPOINT = ROOT / "deploy" / "entrypoint.sh"
 
@@ -56,20 +55,6 @@ def test_command_takes_the_place_of_the_entrypoint(container: Container) -> None
     assert out == f"{process.pid} <two  words *>\n"
     assert (process.returncode, said) == (7, "ok doctor\n")
     assert container.called() == ["dali-pipes doctor"]
-
-
-def test_signals_reach_the_command(container: Container) -> None:
-    """SIGTERM, as from `docker stop`: the command cleans up and says how it ended."""
-    ready = container.directory / "ready"
-    program = (
-        "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); "
-        f"pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
-    )
-    process = container.start(sys.executable, "-c", program)
-    wait_while(process, until=ready.exists)
-    process.send_signal(signal.SIGTERM)
-    process.communicate()
-    assert process.returncode == 5
 
 
 @pytest.mark.parametrize(

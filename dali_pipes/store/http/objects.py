@@ -39,15 +39,7 @@ from dali_pipes.store.http.answers import (
 )
 from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, SILENCE_S, HttpClient, NoAnswerError, read_end
 from dali_pipes.store.http.rules import RedirectError, cause_of, is_silence
-from dali_pipes.store.http.wire import (
-    STOP_CHECK_S,
-    Answer,
-    ProtocolError,
-    Stopped,
-    StoppedError,
-    TooSlowError,
-    never,
-)
+from dali_pipes.store.http.wire import STOP_CHECK_S, Answer, ProtocolError, Stopped, StoppedError, TooSlowError, never
 from dali_pipes.store.patience import Patience, Waiting, current_patience, pause
 
 _log = logging.getLogger(__name__)

@@ -15,13 +15,14 @@ import dali_pipes as dp
 from bench.commands.gpu import gpu as gpu_command
 from bench.engine.scenario import run_scenario
 from bench.gpu.cases import CHECKS, SCENARIOS, STEP_SAMPLES_PER_S, GpuPoint, points_of
-from bench.gpu.checks import GpuOutputError, check_parity
+from bench.gpu.checks import GpuOutputError, check_parity, differences
 from bench.gpu.devices import sampling
 from bench.gpu.workload import GpuSetting, Workload, photo_header, read_photos
 from dali_pipes.errors import DataError
 from dali_pipes.store.shard_set import ShardSet
 from tests.bench.gpu.conftest import planned
 from tests.lazy import Lazy
+from tests.shards import photo_bytes
 
 torch = Lazy("torch")
 
@@ -109,6 +110,9 @@ def test_graphs_on_two_devices_are_compared_value_by_value(workload: Workload, o
         figures = check_parity(workload, ON_CPU, name="segmentation")["figures"]
     assert figures["max_difference"] == pytest.approx(0.5)
     assert figures["equal_share"] == 0
+    way = {"device": "cpu"}
+    with pytest.raises(GpuOutputError, match=r"photo 0: .* gives \[8, 9, 3\], .* gives \[8, 8, 3\]"):
+        differences([photo_bytes(0, 9, 8)], way, way | {"rel_start": [0, 0], "rel_shape": [1, 0.9], "axes": (0, 1)})
 
 
 def _wrong(graph: Any, output: str, components: dp.Components, random: dp.Random) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dali_pipes.cli import cli, main
+from dali_pipes.cli import _interruptions_kept, cli, main
 from dali_pipes.formats.names import manifest_name
 from dali_pipes.progress import current_verbosity
 
@@ -83,6 +83,20 @@ def commands(context: click.Context) -> Iterator[click.Context]:
             found = context.command.get_command(context, name)
             assert found is not None
             yield from commands(click.Context(found, info_name=name, parent=context))
+
+
+def test_ctrl_c_that_a_finalizer_swallows_is_raised_again() -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def command() -> None:
+        with _interruptions_kept():
+            Interrupted()
+            signal.pause()
+
+    with pytest.raises(KeyboardInterrupt):
+        command()
 
 
 def test_every_command_has_both_options_in_its_help() -> None:

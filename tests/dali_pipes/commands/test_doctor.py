@@ -19,12 +19,15 @@ from dali_pipes.commands.doctor import (
     check_cores,
     check_libraries,
     check_machine,
+    dali_builds,
     examine,
     gpu_fit,
 )
 from tests.servers.scripted import Visit, scripted
 
 Monkey = pytest.MonkeyPatch
+(DALI,) = dali_builds()
+CUDA, OTHER = ("13", "12") if "130" in DALI else ("12", "13")
 
 # As a cluster of AIStore 4.9 answers, recorded.
 NODE = {"ais_version": "4.9.", "status": "", "snode": {"daemon_type": "proxy"}}
@@ -98,20 +101,26 @@ def test_no_build_of_dali_and_two(tmp_path: Path, monkeypatch: Monkey) -> None:
     ("package", "files", "status", "found", "advice"),
     [
         (
-            "nvidia-nvtiff-cu13",  # beside cu12's, as an upgrade leaves them
+            f"nvidia-nvtiff-cu{OTHER}",  # beside the right one, as an upgrade leaves it
             (),
             "fail",
-            "libraries of another CUDA beside those of nvidia-dali-cuda120: nvidia-nvtiff-cu13",
-            "pip uninstall -y nvidia-nvtiff-cu13 && pip install --force-reinstall --no-deps nvidia-libnvcomp-cu12==",
+            f"libraries of another CUDA beside those of {DALI}: nvidia-nvtiff-cu{OTHER}",
+            f"pip uninstall -y nvidia-nvtiff-cu{OTHER} && pip install --force-reinstall --no-deps nvidia-libnvcomp-cu",
         ),
         (
-            "nvidia-nvtiff-cu12",
+            f"nvidia-nvtiff-cu{CUDA}",
             ("nvidia/nvtiff/include/x.h", "nvidia/nvtiff/lib/libnvtiff.so.0"),
             "fail",
-            "without some of their files: nvidia-nvtiff-cu12==1.0",
-            "pip install --force-reinstall --no-deps nvidia-nvtiff-cu12==1.0",
+            f"without some of their files: nvidia-nvtiff-cu{CUDA}==1.0",
+            f"pip install --force-reinstall --no-deps nvidia-nvtiff-cu{CUDA}==1.0",
         ),
-        ("nvidia-nvtiff-cu12", ("nvidia/nvtiff/include/x.h",), "ok", "nvidia-", ""),  # deploy/prune.sh deletes headers
+        (
+            f"nvidia-nvtiff-cu{CUDA}",
+            ("nvidia/nvtiff/include/x.h",),
+            "ok",
+            "nvidia-",
+            "",
+        ),  # deploy/prune.sh deletes headers
     ],
 )
 def test_libraries_of_dali(
@@ -119,9 +128,9 @@ def test_libraries_of_dali(
 ) -> None:
     """Builds for two CUDA versions share a directory, and uninstalling one takes files of the other away."""
     install(tmp_path, package, "1.0", files=files)
-    assert check_libraries("nvidia-dali-cuda120").status == "ok"
+    assert check_libraries(DALI).status == "ok"
     monkeypatch.syspath_prepend(str(tmp_path))
-    finding = check_libraries("nvidia-dali-cuda120")
+    finding = check_libraries(DALI)
     assert (finding.status, finding.found[: len(found)]) == (status, found)
     assert finding.advice.startswith(advice)
 

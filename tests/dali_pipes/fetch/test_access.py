@@ -13,12 +13,7 @@ from aistore import Client
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.access import ClusterAccess, Token
 from dali_pipes.store.cluster.ais import AisStore
-from tests.dali_pipes.fetch.served import (
-    DATA,
-    fails,
-    fetch_object,
-    fetching,
-)
+from tests.dali_pipes.fetch.served import DATA, fails, fetch_object, fetching
 from tests.servers.faulty import faulty
 from tests.servers.scripted import Visit, scripted
 

@@ -12,16 +12,7 @@ from dali_pipes.store.http.answers import ObjectRequest
 from dali_pipes.store.http.client import HttpAccess
 from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.patience import Patience
-from tests.dali_pipes.fetch.served import (
-    BRIEF,
-    DATA,
-    OTHER,
-    RETRY,
-    Place,
-    fails,
-    fetch_object,
-    ranged,
-)
+from tests.dali_pipes.fetch.served import BRIEF, DATA, OTHER, RETRY, Place, fails, fetch_object, ranged
 from tests.servers.scripted import Script, ScriptedServer, Visit, scripted
 
 ADVICE = "no credentials in the environment or a profile; log in"

@@ -21,16 +21,7 @@ from dali_pipes.store.http.client import HttpAccess, HttpClient, NoAnswerError
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.http.wire import StoppedError
 from dali_pipes.store.patience import Patience
-from tests.dali_pipes.fetch.served import (
-    BRIEF,
-    DATA,
-    OTHER,
-    Place,
-    checksum,
-    fails,
-    fetch_through,
-    fetching,
-)
+from tests.dali_pipes.fetch.served import BRIEF, DATA, OTHER, Place, checksum, fails, fetch_through, fetching
 from tests.servers.faulty import KINDS, faulty
 from tests.servers.scripted import Visit, scripted
 

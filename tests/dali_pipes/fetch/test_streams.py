@@ -12,7 +12,7 @@ from dali_pipes.errors import StoreError
 from dali_pipes.store.cloud.objects import CloudObjects
 from dali_pipes.store.http.answers import ObjectRequest
 from dali_pipes.store.http.client import HttpAccess
-from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
+from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile, _Helpers
 from tests.dali_pipes.fetch.served import BRIEF, RETRY, ranged
 from tests.servers.scripted import Script, ScriptedServer, Visit, scripted
 
@@ -75,6 +75,14 @@ def test_resumed_stream_that_gets_other_bytes_repeats_none(read_all: Callable[[O
 
     with fetching_from(script) as (_, fetcher):
         assert read_all(fetcher) == SMALL
+
+
+def test_error_of_a_thread_that_helps_is_raised_by_its_owner() -> None:
+    with _Helpers(lambda: False) as helpers:
+        helpers.start(lambda stopped: 1 // stopped())
+        for ask in (helpers.wait, helpers.is_stopped):
+            with pytest.raises(ZeroDivisionError):
+                ask()
 
 
 def test_file_that_became_shorter_is_an_error() -> None:

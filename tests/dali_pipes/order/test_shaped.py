@@ -205,10 +205,7 @@ def test_mixture_is_grouped_as_a_whole(weights: tuple[float, ...] | None, epoch_
     ("changes", "text"),
     [
         ({"num_slices": 2}, "buckets need slices=1, got 2"),
-        (
-            {"sets": [1, 2], "shuffle_window": 50},
-            "buckets of several data sets need an exact shuffle: .*'all'.*got",
-        ),
+        ({"sets": [1, 2], "shuffle_window": 50}, "buckets of several data sets need an exact shuffle: .*'all'.*got"),
         ({"sets": [1, 2], "ramp_up": True}, "need an exact shuffle: .* ramp_up=True"),
         ({"sets": [1, 2], "shuffle": False}, "need an exact shuffle: .* shuffle=False"),
     ],

@@ -79,10 +79,7 @@ def test_resolve_shards_of_any_local_form(
         (["ais://a/x.tar", "ais://b/x.tar"], "must lie in one bucket or directory, got 'ais://a' and 'ais://b/x.tar'"),
         (["ais://a/x.tar", "ais://a/x.tar"], "'ais://a/x.tar' is named twice"),
         (["x.tar", "ais://a/x.tar"], "must lie in one bucket or directory, got 'x.tar' and 'ais://a/x.tar'"),
-        (
-            ["ftp://a/x.tar"],
-            "ftp:// is not supported; expected ais://, .*https://, http://, file:// or a local path",
-        ),
+        (["ftp://a/x.tar"], "ftp:// is not supported; expected ais://, .*https://, http://, file:// or a local path"),
         (["ais://pets/x-{0..1000000}.tar"], "stands for more than 1,000,000 names"),  # before names fill the memory
         ([f"ais://pets/x-{{0..{'9' * 5000}}}.tar"], "stands for more than 1,000,000 names"),
         (["https://u:p@a/x.tar"], "the URL at 'a' must not hold a password"),

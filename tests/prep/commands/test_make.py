@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.names import version_start
 from tests.docs.pages import run_python
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.prep.versions.sets import class_folders
@@ -164,12 +165,14 @@ def test_program_names_the_photo_of_several_and_the_pixels_that_pack_allowed(tmp
         (["photos", "photos/x-"], ValueError, r"lies in SOURCE"),
         (["photos", "out", "--label", "a"], ValueError, r"is class folders: .*; --component, .* are for tables"),
         (["photos", "out", "--split", "samples=0.5,b=0.5"], ValueError, r"a split cannot be called 'samples'"),
+        (["photos", "."], ValueError, r"is a data set with versions: it was changed"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(
     photos: Path, arguments: list[str], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(photos.parent)
+    Path(f"{version_start('shuffled-')}1.json").touch()
     files = sorted(photos.parent.rglob("*"))
     _make(*arguments, expect=error, match=message)
     assert sorted(photos.parent.rglob("*")) == files

@@ -74,6 +74,7 @@ def test_job_that_fails_says_why_and_writes_nothing(node: NodeServer, changes: d
         ({"input_bck": {"name": "../b"}}, 400),
         ({"input_bck": {"name": "b", "provider": "aws"}}, 501),
         ({"algorithm": {"kind": "md5"}}, 501),
+        ({"dry_run": True}, 501),
     ],
 )
 def test_spec_that_cannot_run_is_refused(changes: dict[str, object], status: int) -> None:

@@ -120,6 +120,8 @@ def test_shuffle_that_a_cluster_cannot_do_is_refused_or_goes_on_from_here_with_o
     refused = rf"{said}{re.escape(text)}.*; .*[Ss]huffle from here: --engine exchange"
     with pytest.raises(StoreError, match=refused):
         shuffle(Request(packed, engine="dsort"))
+    with pytest.raises(ValueError, match="; use --engine exchange"):  # dSort would sort them
+        shuffle(Request(packed, engine="dsort", algorithm=Algorithm(kind="none")))
     assert _names(bucket, "shuffled-") == []
     report = shuffle(Request(packed, algorithm=Algorithm(seed=7)))
     assert report.engine == "exchange"

@@ -39,6 +39,9 @@ def test_pets_record_with_a_missing_part_is_skipped_and_named(tmp_path: Path) ->
     assert [record.key for record in source.records] == list(NAMES)
     missing = ["boxer_1: no photo and no trimap", "boxer_2: no trimap", "unlisted_3: no row in list.txt"]
     assert list(source.skipped) == missing
+    (tmp_path / "annotations" / "list.txt").write_text("")
+    with pytest.raises(DataError, match=r"holds no complete record: Abyssinian_10: no row in list.txt"):
+        pets(tmp_path)
     trimaps.rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"no such directory: '.*annotations/trimaps'"):
         pets(tmp_path)

@@ -130,6 +130,14 @@ def test_a_refusal_that_may_have_other_reasons_is_final_with_new_keys(start: Sta
     assert bucket.num_refused == 2
 
 
+def test_profile_without_keys_is_an_error(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    (tmp_path / "config").write_text("[default]\nregion = here\n")
+    start(tmp_path, lambda key: True)
+    with pytest.raises(StoreError, match="no credentials in AWS's profiles: they have none; check AWS_PROFILE"):
+        open_store("s3://pets", endpoint=None)[0].list("")
+
+
 def test_keys_that_were_never_taken_are_an_error_at_once(start: Start, tmp_path: Path) -> None:
     use_file(tmp_path, "OLD-KEY")
     bucket = start(tmp_path, lambda key: False)
