@@ -35,7 +35,8 @@ def test_shard_that_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "s-000001.tar"
     path.rename(tmp_path / "hidden")
     path.symlink_to(tmp_path / "nowhere")
-    with open_loader(shards / "s-{000000..000001}.tar", batch_size=3, shuffle=False) as loader:
+    own = dp.Cache(directory=tmp_path)
+    with open_loader(shards / "s-{000000..000001}.tar", batch_size=3, shuffle=False, cache=own) as loader:
         seen = loaders.keys_of([next(loader)])
         with pytest.raises(dp.StoreError, match=r"s-000001.tar"):
             next(loader)

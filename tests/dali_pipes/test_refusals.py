@@ -26,7 +26,8 @@ def test_shard_changed_after_indexing_is_refused(tmp_path: Path) -> None:
     data[700] ^= 1
     path.write_bytes(data)
     text = r"s-000001.tar' has the xxhash2 [0-9a-f]{16}, the manifest says [0-9a-f]{16}"
-    with open_loader(shards, batch_size=3, shuffle=False) as loader, pytest.raises(dp.DataError, match=text):
+    opened = open_loader(shards, batch_size=3, shuffle=False, cache=dp.Cache(directory=tmp_path))
+    with opened as loader, pytest.raises(dp.DataError, match=text):
         list(loader)
 
 
