@@ -128,14 +128,7 @@ BRIEF = (
 )
 """The figures of a table that fits a terminal, if they were measured."""
 
-RATIOS = (
-    "samples_per_s",
-    "mib_per_s",
-    "cpu_ms_per_sample",
-    "cpu_us_per_sample",
-    "cpu_s_per_gib",
-    "first_batch_s",
-)
+RATIOS = ("samples_per_s", "mib_per_s", "cpu_ms_per_sample", "cpu_us_per_sample", "cpu_s_per_gib", "first_batch_s")
 """The figures that have a column for the ratio to the baseline."""
 
 EQUAL_WITHIN = 0.05

@@ -203,6 +203,8 @@ class Handler(NodeConnection):
 
     def _list(self, bucket: str, message: dict[str, Any]) -> None:
         storage, flags = self.node.storage, wire.field_of(message, "flags", int)
+        if self.headers.get("accept") != "application/msgpack":
+            raise wire.unsupported("listing without 'Accept: application/msgpack'")
         if flags & ~wire.LIST_FLAGS:
             raise wire.unsupported(f"listing with flags {flags}")
         props = frozenset(filter(None, (wire.field_of(message, "props", str) or "name,size").split(",")))

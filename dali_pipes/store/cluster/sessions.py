@@ -25,7 +25,7 @@ MAX_REFUSAL_BYTES = 1 << 20
 # Requests that may be sent again although a server may have obeyed them already.
 _REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
 # Fields of a head that our client writes itself.
-_OURS = ("User-Agent", "Accept", "Accept-Encoding", "Connection", "Content-Length", "Transfer-Encoding")
+_OURS = ("User-Agent", "Accept-Encoding", "Connection", "Content-Length", "Transfer-Encoding")
 
 
 class PatientSessions(SessionManager):  # type: ignore[misc]  # the SDK publishes no types
