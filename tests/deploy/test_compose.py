@@ -13,6 +13,7 @@ from tests.deploy.commands import parse_training
 from tests.deploy.dockerfile import ROOT
 
 COMPOSE = ROOT / "deploy" / "compose.yaml"
+FOLDER = ROOT / "deploy" / "grafana"
 
 
 def compose(**variables: str) -> dict[str, Any]:
@@ -47,12 +48,6 @@ def test_compose_redirects_lead_to_published_ports() -> None:
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert not {"privileged", "cap_add", "pid", "ipc"} & service.keys(), name
         assert not [volume for volume in service.get("volumes", []) if volume.startswith(("/", "."))], name
-
-
-# The dashboard: every figure is shown, every name in it exists
-
-
-FOLDER = ROOT / "deploy" / "grafana"
 
 
 def test_every_figure_is_shown_and_no_other() -> None:

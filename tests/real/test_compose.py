@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def test_prep(podman: Podman, words: dict[str, list[str]]) -> None:
     for _ in range(2):
         code, said = podman.run(*words["prep"])
         assert code == 0, said
-        assert "indexed 6 shards, 600 samples" in said
+        assert re.search(r"indexed \d+ shards, 600 samples", said)  # dSort of a real cluster cuts them by size
 
 
 def test_train(podman: Podman, words: dict[str, list[str]]) -> None:

@@ -81,7 +81,7 @@ class NodeRequests(Target):
         self._folder.cleanup()
 
 
-def _request(line: bytes, header: bytes = b"Accept: */*", *, body: bytes = b"") -> bytes:
+def _request(line: bytes, header: bytes = b"Accept: application/msgpack", *, body: bytes = b"") -> bytes:
     length = b"Content-Length: %d\r\n" % len(body) if body else b""
     return line + b" HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n" + length + b"\r\n" + body
 

@@ -26,6 +26,7 @@ from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle, spec_of
 from tests.prep.shuffle.conftest import NUM_SAMPLES
+from tests.programs import wait_until
 from tests.shards import make_source, members_of, pack, tar_bytes
 
 
@@ -101,7 +102,13 @@ def _refuse_dsort(monkeypatch: pytest.MonkeyPatch, status: int, text: str) -> No
         raise AISError(status, text, "http://x/v1/sort", SimpleNamespace())
 
     failed = SimpleNamespace(aborted=False, metrics=SimpleNamespace(aborted=True, errors=[text]))
-    monkeypatch.setattr(Dsort, "get_job_info", lambda _: {"t1": failed})
+    info_of = Dsort.get_job_info
+
+    def fail(job: Dsort) -> dict[str, Any]:
+        wait_until(lambda: all(found.archived for found in info_of(job).values()))  # it writes nothing more
+        return {"t1": failed}
+
+    monkeypatch.setattr(Dsort, "get_job_info", fail)
     if status:
         monkeypatch.setattr(Dsort, "start", refuse)
 
