@@ -430,6 +430,10 @@ _opened: "weakref.WeakSet[Delivery]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close what a program leaves open while its threads still run: soon they stop, and a join would wait for ever."""
+    """Close what a program leaves open while its threads still run: soon they stop, and a join would wait for ever.
+
+    What a daemon thread uses just now ends with the process: the thread may wait for other ranks.
+    """
     for delivery in list(_opened):
-        delivery.close()
+        if not delivery._uses:
+            delivery.close()
