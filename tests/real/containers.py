@@ -40,16 +40,16 @@ class Podman:
         }
         self.version = f"{version('podman', '--version')}, {version('runc', '--version')}"
 
-    def call(self, *words: str | Path, program: str = "podman", **options: Any) -> "subprocess.CompletedProcess[str]":
+    def call(self, *words: str | Path, program: str = "podman") -> "subprocess.CompletedProcess[str]":
         """Run podman or buildah and wait for its end; what it prints is in ``stdout``."""
-        own = [program, "--root", self.directory / "root", "--runroot", self.runroot]
         return subprocess.run(
-            [*own, *words],
+            [program, "--root", self.directory / "root", "--runroot", self.runroot, *words],
             env=self.environment,
+            cwd=self.directory,  # a container that is killed for memory leaves a file `oom`
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            **{"check": False, "cwd": ROOT} | options,
+            check=False,
         )
 
     def do(self, *words: str | Path, program: str = "podman") -> str:
@@ -117,7 +117,8 @@ def make_tree(podman: Podman, system: str) -> str:
 def build_image(podman: Podman, system: str, *, target: str, name: str) -> str:
     """Build a target of the Dockerfile, layer by layer, on a base system."""
     words = ["bud", "--isolation", "chroot", "--network", "host", "--layers", "--target", target, "--tag", name]
-    words += ["--build-arg", f"CUDA_IMAGE={make_tree(podman, system)}", "--build-arg", "EXTRAS=bench,demo,metrics", "."]
+    words += ["--build-arg", f"CUDA_IMAGE={make_tree(podman, system)}"]
+    words += ["--build-arg", "EXTRAS=bench,demo,metrics", str(ROOT)]
     podman.do(*words, program="buildah")
     return name
 
