@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dali_pipes import metrics as metrics
+    from dali_pipes.data_set.encoded import samples as samples
     from dali_pipes.data_set.find import Mixture as Mixture
     from dali_pipes.errors import CacheError as CacheError
     from dali_pipes.errors import DataError as DataError
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 # Resolved when first used: DALI and torch take seconds to import, and the command line must answer at once.
 _NAMES = {
+    "data_set.encoded": "samples",
     "data_set.find": "Mixture",
     "errors": "CacheError DataError DecodeError PipesError StoreError WorkerProcessError",
     "graph.inputs": "Components",

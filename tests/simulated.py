@@ -52,6 +52,7 @@ def index_of_rows(rows: Sequence[tuple[Any, ...]]) -> ShardIndex:
         keys=[key for key, *_ in rows],
         offsets=offsets,
         sizes=offsets,
+        checksums={c: np.zeros(len(rows), np.uint64) for c in components},
         labels=labels if "cls" in components else None,
         photos=photos,
     )

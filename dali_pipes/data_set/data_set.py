@@ -36,6 +36,7 @@ from dali_pipes.formats.photo_names import ComponentCounts, DataSets
 from dali_pipes.formats.sample_columns import ColumnRanges, Columns, SampleColumns, read_columns, read_parts
 from dali_pipes.order.state import DataVersions
 from dali_pipes.store.base import Store
+from dali_pipes.store.ranges import ComponentRange
 from dali_pipes.store.shard_set import ShardSet
 
 _log = logging.getLogger(__name__)
@@ -198,6 +199,20 @@ class DataSet:
             start=start,
             size=size,
         )
+
+    def read_ranges(self, ranges: Sequence[ComponentRange]) -> list[bytes]:
+        """Components of any of these shards, see `Store.read_ranges`; not through an ETL."""
+        if not self.is_mixture:
+            return self._sets[""].shards.store.read_ranges(ranges)
+        of_set: dict[str, list[int]] = {}
+        for at, one in enumerate(ranges):
+            of_set.setdefault(split_set(one.shard)[0], []).append(at)
+        found = [b""] * len(ranges)
+        for set_, own in of_set.items():
+            plain = [ranges[at]._replace(shard=split_set(ranges[at].shard)[1]) for at in own]
+            for at, data in zip(own, self._sets[set_].shards.store.read_ranges(plain), strict=True):
+                found[at] = data
+        return found
 
     def close(self) -> None:
         """Release the shards that `read_range` keeps. Can be called twice."""

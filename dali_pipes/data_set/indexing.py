@@ -126,7 +126,8 @@ class IndexRow:
 
     key: str
     label: int = 0
-    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    places: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Component -> offset, size, checksum."""
     photos: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
     """Component -> height, width, format, orientation."""
 
@@ -160,17 +161,19 @@ def _add_member(
     row = rows[-1]
     if component in row.places:
         raise DataError(f"{where}: component '{component}' occurs twice (member '{member.name}')")
-    row.places[component] = (member.offset, member.size)
+    data = member.take(MAX_LABEL_BYTES + 1) if component == LABEL_COMPONENT else b""
+    if is_photo(component):
+        row.add_photo(component, member)
+    row.places[component] = (
+        member.offset,
+        member.size,
+        member.checksum(),
+    )  # an archive that was cut off is named first
     if component == LABEL_COMPONENT:
-        data = member.take(MAX_LABEL_BYTES + 1)
-        for _ in member.pieces():
-            pass  # so that an archive that was cut off here is named first
         row.label = parse_label(data, shard=shard, key=key)
         if classes and row.label not in classes:
             table = f"{len(classes)} classes, {min(classes)} to {max(classes)}"
             raise DataError(f"{where}: class id {row.label} is not in the class table ({table})")
-    elif is_photo(component):
-        row.add_photo(component, member)
 
 
 def check_member_name(name: str, *, shard: str) -> None:
@@ -184,7 +187,7 @@ def check_member_name(name: str, *, shard: str) -> None:
 def index_of_rows(rows: list[IndexRow], *, shard: str, archive: ArchiveReader) -> ShardIndex:
     """The index of a shard with these samples, after ``archive`` was read."""
     components = sorted({component for row in rows for component in row.places})
-    places = {c: np.array([row.places.get(c, (-1, 0)) for row in rows], np.int64) for c in components}
+    places = {c: [row.places.get(c, (-1, 0, 0)) for row in rows] for c in components}
     photos = {}
     for component in filter(is_photo, components):
         header = np.array([row.photos.get(component, (0, 0, 0, UPRIGHT)) for row in rows], np.int64)
@@ -199,8 +202,9 @@ def index_of_rows(rows: list[IndexRow], *, shard: str, archive: ArchiveReader) -
         shard_bytes=archive.num_bytes,
         shard_checksum=archive.checksum,
         keys=tuple(row.key for row in rows),
-        offsets={c: place[:, 0] for c, place in places.items()},
-        sizes={c: place[:, 1] for c, place in places.items()},
+        offsets={c: np.array([place[0] for place in column], np.int64) for c, column in places.items()},
+        sizes={c: np.array([place[1] for place in column], np.int64) for c, column in places.items()},
+        checksums={c: np.array([place[2] for place in column], np.uint64) for c, column in places.items()},
         labels=np.array([row.label for row in rows], np.int64) if LABEL_COMPONENT in places else None,
         photos=photos,
     )

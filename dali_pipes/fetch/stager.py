@@ -14,15 +14,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 
+from dali_pipes.cache.extents import Extent
 from dali_pipes.cache.share import CacheShare, Take
-from dali_pipes.errors import CacheError, printable
+from dali_pipes.errors import CacheError, DataError, printable, shown
 from dali_pipes.fetch.demand import Demand, Waiter
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
+from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.metrics.counts import ThreadsStage, report_span
 
 _log = logging.getLogger(__name__)
@@ -570,7 +572,24 @@ class Stager:
         with self.fetch_time:
             fetcher.fetch(wanted, stopped=stopped, num_connections=connections)
         finish_whole()
-        return errors
+        return {shard: self._naming_samples(shard, error, fetcher) for shard, error in errors.items()}
+
+    def _naming_samples(self, shard: int, error: Exception, fetcher: Fetcher) -> Exception:
+        """Add the samples whose bytes are others to a shard's error, if these are a few."""
+        manifest, share, index = self._manifest, self._share, self._share.index_extent(shard)
+        name, checksum = index_name(manifest.names[shard]), int(manifest.index_checksums[shard])
+        if not isinstance(error, DataError):
+            return error
+        try:
+            fetcher.fetch([Wanted(name, index, checksum)], stopped=self._stopped.is_set)
+        except Exception:  # noqa: BLE001 (the error that is there says more)
+            return error
+        places = ShardIndex.from_bytes(index.read(), where=name)
+        file, first, _ = astuple(share.shard_extent(shard))
+        changed = [*places.changed(lambda start, size: Extent(file, first + start, size).checksum_unless())]
+        if not 0 < len(changed) < max(2, places.num_samples):
+            return error
+        return DataError(f"{error}; other bytes than when it was indexed: {shown(changed, are_names=False)}")
 
     def _is_abandoned(self, unfinished: Collection[int]) -> bool:
         """Whether to stop filling shards: the stager is closed, or an urgent shard has no thread.

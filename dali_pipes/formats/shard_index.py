@@ -1,6 +1,6 @@
 """The shard index: one file beside each shard that says where each component of each sample lies.
 
-``samples-000000.index.safetensors``, version 3, for N samples; a file as in `dali_pipes.formats.column_file`:
+``samples-000000.index.safetensors``, version 4, for N samples; a file as in `dali_pipes.formats.column_file`:
 
 ====================  ========  =====================================================================================
 column                dtype     holds
@@ -10,6 +10,7 @@ column                dtype     holds
 ``label``             int64 N   the class id in ``cls``, 0 if a sample lacks it; only in shards that have ``cls``
 ``offset/C``          int64 N   component C's first byte in the shard, a multiple of 512; -1 if the sample lacks C
 ``size/C``            int64 N   component C's bytes; offset + size is within the shard
+``checksum/C``        uint64 N  XXH64 of component C's bytes; 0 if the sample lacks C
 ``height/C``          int32 N   photos only: rows as stored, before any EXIF rotation; 0 if the header gives no size
 ``width/C``           int32 N   photos only: columns, likewise
 ``format/C``          uint8 N   photos only: index into `PHOTO_FORMATS`; 0 (unknown) for any other header
@@ -23,14 +24,15 @@ Without the column ``orientation/C`` all photos of C are upright.
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.arrays import Bools, Int32s, Int64s, UInt8s
+from dali_pipes.arrays import Bools, Int32s, Int64s, UInt8s, UInt64s
+from dali_pipes.errors import printable
 from dali_pipes.formats.column_file import KEY_TYPES, ColumnFile, is_count, save_columns
 from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.orientation import UPRIGHT, upright_size
@@ -38,7 +40,7 @@ from dali_pipes.formats.photo_header import PHOTO_FORMATS
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.formats.texts import pack_texts
 
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 INDEX_KIND = "dali-pipes shard index"
 _CHECKSUM = re.compile("[0-9a-fA-F]{16}")
 
@@ -82,6 +84,8 @@ class ShardIndex:
     offsets: Mapping[str, Int64s]
     """component -> int64 [N], bytes from the shard's start, -1 if the sample lacks the component."""
     sizes: Mapping[str, Int64s]
+    checksums: Mapping[str, UInt64s]
+    """component -> uint64 [N], XXH64 of the component's bytes; 0 if the sample lacks it."""
     labels: Int64s | None
     photos: Mapping[str, PhotoColumns]
 
@@ -98,6 +102,14 @@ class ShardIndex:
         """The index of some of the samples, in the order given; places in the shard stay."""
         columns = {name: column[rows] for name, column in self._columns().items()}
         return replace(self, keys=[self.keys[row] for row in rows.tolist()], **_attributes(columns))
+
+    def changed(self, checksum: Callable[[int, int], int | None]) -> Iterator[str]:
+        """Name component and key of each place with other bytes; ``checksum(start, size)`` is of bytes of the shard."""
+        for component, offsets in self.offsets.items():
+            for row in np.flatnonzero(offsets >= 0).tolist():
+                found = checksum(int(offsets[row]), int(self.sizes[component][row]))
+                if found != int(self.checksums[component][row]):
+                    yield f"component '{component}' of '{printable(self.keys[row])}'"
 
     def to_bytes(self) -> bytes:
         """The shard index's file; the same index always gives the same bytes."""
@@ -117,6 +129,7 @@ class ShardIndex:
         columns: dict[str, npt.NDArray[Any]] = {} if self.labels is None else {"label": self.labels}
         columns |= {f"offset/{component}": column for component, column in self.offsets.items()}
         columns |= {f"size/{component}": column for component, column in self.sizes.items()}
+        columns |= {f"checksum/{component}": column for component, column in self.checksums.items()}
         for component, photo in self.photos.items():
             for name in _PHOTO_COLUMNS:
                 column = getattr(photo, name)
@@ -140,6 +153,7 @@ class ShardIndex:
             components = file.names("offset/")
             dtypes: dict[str, type[np.generic]] = {"label": np.int64} if LABEL_COMPONENT in components else {}
             dtypes |= {f"{kind}/{c}": np.int64 for c in components for kind in ("offset", "size")}
+            dtypes |= {f"checksum/{c}": np.uint64 for c in components}
             for c in (c for c in components if f"format/{c}" in file):
                 kinds = [kind for kind in _PHOTO_COLUMNS if kind != "orientation" or f"orientation/{c}" in file]
                 dtypes |= {f"{kind}/{c}": _PHOTO_COLUMNS[kind][0] for kind in kinds}
@@ -174,6 +188,7 @@ def _attributes(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
     return {
         "offsets": by_kind["offset"],
         "sizes": by_kind["size"],
+        "checksums": by_kind["checksum"],
         "labels": columns.get("label"),
         "photos": {component: PhotoColumns(**columns_of) for component, columns_of in kinds.items()},
     }

@@ -49,6 +49,8 @@ class Member:
     size: int
     take: Callable[[int], bytes]
     """Returns the file's next bytes, at most so many; nothing at its end. Call it before the next member is read."""
+    checksum: Callable[[], int]
+    """Reads the rest of the file, and returns the XXH64 of all of it. Call it before the next member is read."""
 
     def read(self) -> bytes:
         """The file's bytes. Use it where the size was checked: a small compressed tar can hold a file of any size."""
@@ -154,9 +156,19 @@ class ArchiveReader:
             )
         names = self._names(name)
         if names is not None and kind in REGULAR:
-            yield Member(
-                name, names[0], names[1].lower(), offset, size, lambda num: self._take_data(offset, stop, name, num)
-            )
+            state = xxhash.xxh64()
+
+            def take(num: int) -> bytes:
+                data = self._take_data(offset, stop, name, num)
+                state.update(data)
+                return data
+
+            def checksum() -> int:
+                while take(READ_BYTES):
+                    pass
+                return cast("int", state.intdigest())
+
+            yield Member(name, names[0], names[1].lower(), offset, size, take, checksum)
         self._skip(offset + -(-size // BLOCK) * BLOCK - self._position)
         if self._position < stop:
             raise self._cut_off(f"member '{printable(name)}' claims bytes {offset} to {stop}")

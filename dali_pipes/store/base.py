@@ -12,6 +12,7 @@ import io
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
     from dali_pipes.store.listings import Found
     from dali_pipes.store.patience import Patience
+    from dali_pipes.store.ranges import ComponentRange, Way
 
 # Whoever reads a shard takes larger pieces, which bypass the buffer.
 _BUFFER_BYTES = 64 << 10
@@ -136,6 +138,21 @@ class Store(ABC):
     @abstractmethod
     def read_range(self, name: str, *, start: int, size: int) -> bytes:
         """The object's bytes ``[start, start + size)``; fewer if the object ends before."""
+
+    def read_ranges(self, ranges: "Sequence[ComponentRange]") -> "builtins.list[bytes]":
+        """The bytes of components of shards, in any order, each checked by its checksum.
+
+        Raises:
+            DataError: If one has other bytes than when it was indexed, also when it is read again.
+        """
+        from dali_pipes.store.ranges import read_in_ways, read_joined
+
+        joined = partial(read_joined, self.read_range)
+        return read_in_ways(ranges, [*self.range_ways(), joined, joined], locate=self.locate)
+
+    def range_ways(self) -> "Sequence[Way]":
+        """The ways to read ranges that are tried before one request for each place."""
+        return ()
 
     @abstractmethod
     def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:

@@ -20,7 +20,7 @@ import xxhash
 
 from dali_pipes.arrays import Bools, UInt64s
 from dali_pipes.data_set.indexing import find_columns, find_manifest, read_class_table
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.manifest import Manifest, checksum
 from dali_pipes.formats.names import columns_name, index_name, manifest_name
 from dali_pipes.formats.photo_header import MAX_PIXELS, PhotoRules
@@ -192,11 +192,21 @@ def _verify(store: Store, decoder: DecoderName, checks: Checks, task: Task, repo
         elif (len(data), checksum(data)) != listed_index:
             problem = f"is not the one that the manifest lists; {_INDEX_ADVICE}"
         elif data != found.index.to_bytes():
-            problem = f"says something else than the shard holds; {_READ_ADVICE}"
+            problem = f"says something else than the shard holds{_changed(found.index, data)}; {_READ_ADVICE}"
         if problem:
             found.findings.append(ShardFinding("index", f"its index '{name}' {problem}", shard.name))
     report(shard.size)
     return found
+
+
+def _changed(index: ShardIndex, stored: bytes) -> str:
+    """Name the components whose bytes are others than those of the index in the store."""
+    columns = ((index.offsets[name], index.sizes[name], index.checksums[name]) for name in index.offsets)
+    sums = {(int(at), int(size)): int(known) for three in columns for at, size, known in zip(*three, strict=True)}
+    with contextlib.suppress(DataError):  # an index of another version
+        changed = [*ShardIndex.from_bytes(stored, where="").changed(lambda start, size: sums.get((start, size)))]
+        return f": other bytes in {shown(changed, are_names=False)}" if changed else ""
+    return ""
 
 
 # The set as a whole

@@ -123,7 +123,6 @@ class _Samples:
         if component in row.places:
             self.find("twice", f"occurs twice (member '{member.name}')", key, component)
             return
-        row.places[component] = (member.offset, member.size)
         if component == LABEL_COMPONENT:
             try:
                 row.label = parse_label(member.take(MAX_LABEL_BYTES + 1), shard=self._shard, key=key)
@@ -131,6 +130,7 @@ class _Samples:
                 self.find("label", str(exc).rpartition(f"component '{component}' ")[2], key, component)
         elif is_photo(component):
             self._decode(row, component, member)
+        row.places[component] = (member.offset, member.size, member.checksum())
 
     def _decode(self, row: IndexRow, component: str, member: Member) -> None:
         # Masks are known only when all components are known; so the values of each gray PNG are kept.

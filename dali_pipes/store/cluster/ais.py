@@ -18,6 +18,7 @@ from dali_pipes.errors import StoreError, printable, shown
 from dali_pipes.store.base import PROVIDERS, Bucket
 from dali_pipes.store.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, new_checksum
 from dali_pipes.store.cluster.access import ClusterAccess, Proxies, Token, refusal_advice, split_endpoints, unreached
+from dali_pipes.store.cluster.get_batch import BatchRequests
 from dali_pipes.store.cluster.listing import list_completely, read_pages, write_claimed
 from dali_pipes.store.cluster.objects import StoredObjects, object_url, refusal_text
 from dali_pipes.store.http.answers import FaultError, MissingObjectError
@@ -36,6 +37,7 @@ from dali_pipes.store.http.rules import (
 )
 from dali_pipes.store.http.wire import Answer
 from dali_pipes.store.patience import IMPATIENT, Patience, PatienceOverError, Waiting, current_patience, pause
+from dali_pipes.store.ranges import Way
 from dali_pipes.store.shard_names import ObjectEntry
 
 if TYPE_CHECKING:
@@ -137,6 +139,13 @@ class AisStore(Bucket):
     @cached_property
     def objects(self) -> ObjectFetcher:
         return ObjectFetcher(StoredObjects(self.http, self.bucket, provider=self.provider), patience=self.patience)
+
+    @cached_property
+    def _batches(self) -> BatchRequests:
+        return BatchRequests(self.objects.client, self.proxies, self.bucket, provider=self.provider)
+
+    def range_ways(self) -> Sequence[Way]:
+        return self._batches.ways
 
     @property
     def _access(self) -> ClusterAccess:

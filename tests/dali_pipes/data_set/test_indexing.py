@@ -7,6 +7,7 @@ import pytest
 
 from dali_pipes.data_set.indexing import index_shard
 from dali_pipes.errors import DataError
+from dali_pipes.formats.manifest import checksum
 from dali_pipes.formats.names import classes_name, split_key
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
@@ -19,7 +20,8 @@ def index_of(data: bytes, *, name: str = "t.tar", **options: object) -> ShardInd
 
 
 def contents(index: ShardIndex, data: bytes) -> dict[str, dict[str, bytes]]:
-    """What the index says is there, read at the places that it names."""
+    """What the index says is there, read at the places that it names, with the checksums that it has."""
+    assert not [*index.changed(lambda start, size: checksum(data[start : start + size]))]
     return {
         key: {
             component: data[offsets[row] : offsets[row] + index.sizes[component][row]]

@@ -92,7 +92,7 @@ def test_manifest_of_another_kind_or_version_is_refused(manifest: Manifest, monk
     """A shard index in its place; a file of the first version."""
     from dali_pipes.formats import manifest as module
 
-    with pytest.raises(DataError, match="found a dali-pipes shard index, version 3"):
+    with pytest.raises(DataError, match="found a dali-pipes shard index, version 4"):
         Manifest.from_bytes(an_index().to_bytes(), where="m")
     with monkeypatch.context() as patch:
         patch.setattr(module, "MANIFEST_VERSION", 1)
@@ -132,6 +132,7 @@ def an_index(**changes: Any) -> ShardIndex:
         "keys": ("a", "é"),
         "offsets": {"cls": np.array([512, -1]), "jpg": np.array([1536, 2560])},
         "sizes": {"cls": np.array([1, 0]), "jpg": np.array([100, 1536])},
+        "checksums": {"cls": np.array([9, 0], np.uint64), "jpg": np.array([1, 2**64 - 1], np.uint64)},
         "labels": np.array([3, 0]),
         "photos": {
             "jpg": PhotoColumns(

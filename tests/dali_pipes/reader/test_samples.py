@@ -41,6 +41,7 @@ def make_index(shard: int, num_samples: int) -> ShardIndex:
         keys=[f"{shard}/k{row}" for row in rows],
         offsets=offsets,
         sizes={name: np.where(found >= 0, 5 + rows, 0) for name, found in offsets.items()},
+        checksums={name: np.zeros(num_samples, np.uint64) for name in offsets},
         labels=np.array([10, 20, 40], np.int64)[rows % 3],
         photos={"jpg": photo, "jpeg": photo},
     )

@@ -271,6 +271,7 @@ def test_shards_that_were_changed_since(indexed: Path) -> None:
     )
     assert set(first) == {"manifest", "index"}
     assert first["manifest"].startswith(f"has {len(data)} bytes, xxhash2 ")
+    assert "than the shard holds: other bytes in component 'image.jpg' of 's00000'; " in first["index"]
     assert all(text.endswith("index the shards anew: dali-pipes prep index URL --anew") for text in first.values())
     assert set(second) == {"manifest", "index", "columns"}
     assert second["index"].startswith("its index 's-000001.index.safetensors' says something else than the shard holds")

@@ -1,0 +1,89 @@
+"""Read components of shards by their places, without the rest of the shards: `Store.read_ranges`.
+
+Whatever a server answers, only bytes with the checksum of the shard index are returned. A range that one way does not
+bring, or brings wrongly, is read in the next way.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from dali_pipes.errors import DataError, printable
+from dali_pipes.store.patience import PatientThreads
+
+# Requests in flight: enough to hide a store's latency.
+NUM_THREADS = 16
+# Ranges with gaps up to this size, such as the members of one sample, are read by one request.
+_MAX_GAP_BYTES = 32 << 10
+_MAX_JOINED_BYTES = 4 << 20
+
+
+class ComponentRange(NamedTuple):
+    """One component of one sample: bytes ``[start, start + size)`` of its shard."""
+
+    shard: str
+    """The shard's object."""
+    start: int
+    size: int
+    checksum: int
+    """XXH64 of the bytes."""
+    key: str
+    component: str
+
+    def is_of(self, data: bytes) -> bool:
+        """Whether these are the bytes."""
+        return len(data) == self.size and xxhash.xxh64_intdigest(data) == self.checksum
+
+
+Way = Callable[[Sequence[ComponentRange]], Sequence[bytes]]
+"""Reads ranges; empty bytes where one is not brought."""
+
+
+def read_in_ways(ranges: Sequence[ComponentRange], ways: Sequence[Way], *, locate: Callable[[str], str]) -> list[bytes]:
+    """Read ranges in the first way, and those that it does not bring in the next.
+
+    Raises:
+        DataError: If the last way brings other bytes than those that were indexed.
+    """
+    found = [b""] * len(ranges)
+    missing = list(range(len(ranges)))
+    for way in ways:
+        for at, data in zip(missing, way([ranges[at] for at in missing]), strict=True):
+            found[at] = data
+        missing = [at for at in missing if not ranges[at].is_of(found[at])]
+        if not missing:
+            return found
+    first = ranges[missing[0]]
+    raise DataError(
+        f"shard '{locate(first.shard)}', key '{printable(first.key)}': component '{first.component}' has other bytes "
+        "than when it was indexed: the shard was replaced or damaged since; put it back, or index the shards anew: "
+        "dali-pipes prep index URL --anew"
+    )
+
+
+def read_joined(read_range: Callable[..., bytes], ranges: Sequence[ComponentRange]) -> list[bytes]:
+    """Read ranges by `Store.read_range`, several requests at a time; near ones of a shard by one request."""
+    pieces: list[list[int]] = []
+    stop, first, shard = 0, 0, None
+    for at in sorted(range(len(ranges)), key=lambda at: ranges[at][:2]):
+        one = ranges[at]
+        is_near = one.shard == shard and one.start - stop <= _MAX_GAP_BYTES
+        if not (is_near and one.start + one.size - first <= _MAX_JOINED_BYTES):
+            pieces.append([])
+            stop, first, shard = 0, one.start, one.shard
+        pieces[-1].append(at)
+        stop = max(stop, one.start + one.size)
+    found = [b""] * len(ranges)
+
+    def read(piece: list[int]) -> None:
+        parts = [ranges[at] for at in piece]
+        start, stop = parts[0].start, max(one.start + one.size for one in parts)
+        data = read_range(parts[0].shard, start=start, size=stop - start)
+        for at, one in zip(piece, parts, strict=True):
+            found[at] = data[one.start - start : one.start - start + one.size]
+
+    with PatientThreads(min(NUM_THREADS, max(1, len(pieces)))) as threads:
+        for done in [threads.submit(read, piece) for piece in pieces]:
+            done.result()
+    return found
