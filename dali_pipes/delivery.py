@@ -9,7 +9,6 @@ there or returns the one that is there, in one step. The user ends its use by as
 between: Python looks for Ctrl-C at calls, and a use that was not ended would lock the loader for ever.
 """
 
-import atexit
 import contextlib
 import functools
 import logging
@@ -17,7 +16,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
@@ -146,7 +144,6 @@ class Delivery:
             parts.decode.feed = self._next_inputs
             self._pid = os.getpid()
             self._resources, self.parts = resources.pop_all(), parts  # from here on close() frees them
-        _opened.add(self)
         if arguments.state is not None:
             self._warn_of_random_operators()
         LOADERS.join(parts)
@@ -326,7 +323,8 @@ class Delivery:
 
     def close(self) -> None:
         with self._opening:
-            if self.is_closed or not self.is_open:
+            # At the end of the program Python has stopped the daemon threads: a join would never return.
+            if self.is_closed or not self.is_open or sys.is_finalizing():
                 self.is_closed = True
                 return
         if os.getpid() != self._pid:
@@ -355,8 +353,8 @@ class Delivery:
             time.sleep(_POLL_S)
 
     def __del__(self) -> None:
-        # There is nothing to close if the constructor failed, or a late loader was not opened. A loader that is open
-        # after `_close_all` ends with the process; the names of this module may be gone already.
+        # There is nothing to close if the constructor failed, or a late loader was not opened. At a program's end all
+        # that is open ends with the process: see `close`. The names of this module may be gone already.
         if "parts" not in vars(self) or self.is_closed or globals()["sys"] is None or sys.is_finalizing():
             return
         if in_mutex() or in_fetcher() or in_reader():
@@ -423,17 +421,3 @@ class Delivery:
 
 def _closed() -> ValueError:
     return ValueError("this loader is closed; make another")
-
-
-_opened: "weakref.WeakSet[Delivery]" = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Close what a program leaves open while its threads still run: soon they stop, and a join would wait for ever.
-
-    What a daemon thread uses just now ends with the process: the thread may wait for other ranks.
-    """
-    for delivery in list(_opened):
-        if not delivery._uses:
-            delivery.close()

@@ -32,11 +32,11 @@ fi
 # Directories of this user's jobs that Slurm no longer knows. Where it cannot be asked, in a container say, none. Their
 # name is of jobs alone: dali-pipes-UID is what loaders make in a directory that they are given.
 sweep() {
-  local known directory
+  local known directory directories=("$root"/dali-pipes-job-*) # listed first: a job that starts now is not among them
   if ! known=$(squeue --me --noheader --format=%A 2>/dev/null); then
     return
   fi
-  for directory in "$root"/dali-pipes-job-*; do
+  for directory in "${directories[@]}"; do
     if [[ -d $directory && ! -L $directory && -O $directory ]] && ! grep -qx "${directory##*-}" <<<"$known"; then
       say "removing $directory, whose job is gone"
       rm -rf -- "$directory"

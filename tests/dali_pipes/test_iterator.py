@@ -66,14 +66,14 @@ def test_program_that_ends_with_a_loader_open_says_nothing_and_does_not_wait_for
     """The process ends at once although 19 of 20 shards are not fetched; also if Python clears the holder last."""
     shards = write_shards(tmp_path, make_samples([(16, 16)] * 20), per_shard=1)
     program = (
-        "import sys, threading\nimport dali_pipes as dp\nfrom dali_pipes.store.local import LocalStore\n"
-        "original, opened, never = LocalStore.open, [], threading.Event()\n"
-        "def slow(self, name):\n"
-        "    opened.append(name)\n"
-        "    if sum(name.endswith('.tar') for name in opened) > 1: never.wait()\n"
-        "    return original(self, name)\n"
-        "LocalStore.open = slow\n"
-        "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=1, device='cpu', shuffle=False)\n"
+        "import sys, threading\nimport dali_pipes as dp\nfrom dali_pipes.store.local import LocalFetcher\n"
+        "original, never = LocalFetcher._copy, threading.Event()\n"
+        "def slow(self, one, stopped):\n"
+        "    if not one.name.startswith('s-000000'): never.wait()\n"
+        "    return original(self, one, stopped)\n"
+        "LocalFetcher._copy = slow\n"
+        "own = {'cache': dp.Cache(directory=sys.argv[1]), 'device': 'cpu'}\n"
+        "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=1, shuffle=False, **own)\n"
         f"print(len(next(loader)))\n{kept}"
     )
     done = subprocess.run([sys.executable, "-c", program, shards], capture_output=True, text=True, timeout=200)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aistore import Client
 
 from tests.deploy.dockerfile import ROOT
 from tests.real.containers import Podman, build_image
@@ -18,6 +19,8 @@ from tests.real.engines import need
 from tests.real.slurm import Slurm
 
 collect_ignore_glob = [] if os.environ.get("REAL") == "1" else ["test_*.py"]
+BUCKETS = {"demo", "parts", "pets", "real"}
+"""What the jobs write to."""
 _rows: list[tuple[str, str, str, float]] = []
 _seconds: Counter[str] = Counter()
 
@@ -69,13 +72,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def endpoint(folder: Path) -> Iterator[str]:
     """A real AIStore, if AIS_ENDPOINT names one; else the embedded node, open to the users of containers."""
-    if os.environ.get("AIS_ENDPOINT"):
-        yield os.environ["AIS_ENDPOINT"]
+    if named := os.environ.get("AIS_ENDPOINT"):
+        client = Client(named)
+        found = BUCKETS & {bucket.name for bucket in client.cluster().list_buckets()}
+        assert not found, f"the cluster at {named} has buckets {found}, which would be overwritten: name an empty one"
+        yield named
+        for bucket in BUCKETS:
+            client.bucket(bucket).delete(missing_ok=True)
         return
     command = [sys.executable, "-m", "dali_pipes", "prep", "embedded", "--dir", folder / "ais", "--open"]
     node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert node.stdout is not None
-    yield node.stdout.readline().strip()
+    found = node.stdout.readline().strip()
+    assert found.startswith("http"), f"the embedded node ended: {node.wait()}"
+    yield found
     node.terminate()
     node.communicate()
 
@@ -85,5 +95,8 @@ def slurm(folder: Path, endpoint: str) -> Iterator[Slurm]:
     """A Slurm of two nodes on this host."""
     need("slurmctld", "slurmd", "munged", "unshare")
     cluster = Slurm(folder / "slurm", AIS_ENDPOINT=endpoint)
-    yield cluster
-    cluster.close()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()

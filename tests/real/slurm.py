@@ -59,9 +59,14 @@ class Slurm:
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)
         self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")} | variables
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Start all daemons; `close` ends those that have started."""
+        folder = self.folder
         files = [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed", "key")]
         munged = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *files]
-        self._daemons = {"munged": self._start(*munged)}
+        self._daemons["munged"] = self._start(*munged)
         wait_until((folder / "munge.socket").exists)
         self._daemons["slurmctld"] = self._start("slurmctld", "-D")
         for node in NODES:

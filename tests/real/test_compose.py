@@ -44,7 +44,9 @@ def test_train(podman: Podman, words: dict[str, list[str]]) -> None:
     """`train`: a killed training is restarted by the engine, and continues from the checkpoint"""
     name = podman.start(*words["train"], "--checkpoint-every=1")
     wait_until(lambda: len(steps(podman)) > 3)
-    os.kill(podman.inspect(name)["State"]["Pid"], signal.SIGKILL)
+    pid = podman.inspect(name)["State"]["Pid"]
+    assert pid > 1, podman.do("logs", name)  # 0 would be this process's own group
+    os.kill(pid, signal.SIGKILL)
     wait_until(lambda: podman.inspect(name)["RestartCount"])
     code, said = podman.end(name)
     assert (code, podman.inspect(name)["RestartCount"]) == (0, 1), said
