@@ -192,7 +192,7 @@ def check_libraries(dali_package: str) -> Finding:
 
 
 def _lacks_libraries(package: str) -> bool:
-    # Python's list of a package's files leaves out those that are not there. An image may be without headers.
+    # Since Python 3.12, `importlib.metadata.files` leaves out missing files. An image may be without headers.
     found = importlib.metadata.distribution(package)
     files = [line.partition(",")[0] for line in (found.read_text("RECORD") or "").splitlines()]
     return any(".so" in Path(file).name and not Path(str(found.locate_file(file))).exists() for file in files)

@@ -201,7 +201,7 @@ class DataSet:
         )
 
     def read_ranges(self, ranges: Sequence[ComponentRange]) -> list[bytes]:
-        """Components of any of these shards, see `Store.read_ranges`; not through an ETL."""
+        """Read components of any of these shards; see `Store.read_ranges`. It does not read through an ETL."""
         if not self.is_mixture:
             return self._sets[""].shards.store.read_ranges(ranges)
         of_set: dict[str, list[int]] = {}

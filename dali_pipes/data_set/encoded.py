@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dali_pipes.store.urls import ShardUrls
 
 KEY = "__key__"
-"""The entry of a sample that holds its key, as in WebDataset."""
+"""The name under which a sample has its key, as in WebDataset."""
 # Shard indexes in memory: some 60 MB for shards of 1,000 samples with two components.
 _MAX_INDEXES = 1024
 
@@ -55,7 +55,8 @@ class EncodedSamples:
         """Samples by their numbers, in this order, in as few requests as the store allows.
 
         Returns:
-            For each sample ``"__key__"``: its key, and for each component its bytes; ``"cls"``: the class id, int.
+            A dict for each sample: ``"__key__"`` has its key, ``"cls"`` its class id as int, and the name of each
+            other component has the component's bytes.
 
         Raises:
             IndexError: If there is no such sample.
@@ -129,7 +130,7 @@ def samples(
     Raises:
         DataError: If the data set is not indexed, or a file that describes it is damaged.
         StoreError: If the store cannot be read.
-        ValueError: If ``select`` has fields for epochs, or no sample is left.
+        ValueError: If ``select`` has a field that describes epochs, or if no sample is left.
     """
     select = select or Select()
     if (plain := Select(exclude=select.exclude, where=select.where, allow_missing=select.allow_missing)) != select:

@@ -575,7 +575,7 @@ class Stager:
         return {shard: self._naming_samples(shard, error, fetcher) for shard, error in errors.items()}
 
     def _naming_samples(self, shard: int, error: Exception, fetcher: Fetcher) -> Exception:
-        """Add the samples whose bytes are others to a shard's error, if these are a few."""
+        """Name in a shard's error the samples whose bytes have changed, if these are a few."""
         manifest, share, index = self._manifest, self._share, self._share.index_extent(shard)
         name, checksum = index_name(manifest.names[shard]), int(manifest.index_checksums[shard])
         if not isinstance(error, DataError):

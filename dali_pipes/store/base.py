@@ -140,7 +140,7 @@ class Store(ABC):
         """The object's bytes ``[start, start + size)``; fewer if the object ends before."""
 
     def read_ranges(self, ranges: "Sequence[ComponentRange]") -> "builtins.list[bytes]":
-        """The bytes of components of shards, in any order, each checked by its checksum.
+        """Read components of shards, given in any order, and compare each with its checksum.
 
         Raises:
             DataError: If one has other bytes than when it was indexed, also when it is read again.
@@ -151,7 +151,7 @@ class Store(ABC):
         return read_in_ways(ranges, [*self.range_ways(), joined, joined], locate=self.locate)
 
     def range_ways(self) -> "Sequence[Way]":
-        """The ways to read ranges that are tried before one request for each place."""
+        """Return the ways to read ranges that are tried before `dali_pipes.store.ranges.read_joined`."""
         return ()
 
     @abstractmethod

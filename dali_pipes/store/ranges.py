@@ -37,23 +37,25 @@ class ComponentRange(NamedTuple):
 
 
 Way = Callable[[Sequence[ComponentRange]], Sequence[bytes]]
-"""Reads ranges; empty bytes where one is not brought."""
+"""Reads ranges; returns empty bytes for a range that it cannot read."""
 
 
 def read_in_ways(ranges: Sequence[ComponentRange], ways: Sequence[Way], *, locate: Callable[[str], str]) -> list[bytes]:
-    """Read ranges in the first way, and those that it does not bring in the next.
+    """Read ranges in the first way. Ranges that it does not return rightly are read in the next way.
 
     Raises:
-        DataError: If the last way brings other bytes than those that were indexed.
+        DataError: If also the last way returns other bytes than those that were indexed.
     """
     found = [b""] * len(ranges)
-    missing = list(range(len(ranges)))
+    missing = [at for at, one in enumerate(ranges) if not one.is_of(b"")]  # GetBatch refuses a range of no bytes
     for way in ways:
+        if not missing:
+            break
         for at, data in zip(missing, way([ranges[at] for at in missing]), strict=True):
             found[at] = data
         missing = [at for at in missing if not ranges[at].is_of(found[at])]
-        if not missing:
-            return found
+    if not missing:
+        return found
     first = ranges[missing[0]]
     raise DataError(
         f"shard '{locate(first.shard)}', key '{printable(first.key)}': component '{first.component}' has other bytes "
@@ -63,7 +65,7 @@ def read_in_ways(ranges: Sequence[ComponentRange], ways: Sequence[Way], *, locat
 
 
 def read_joined(read_range: Callable[..., bytes], ranges: Sequence[ComponentRange]) -> list[bytes]:
-    """Read ranges by `Store.read_range`, several requests at a time; near ones of a shard by one request."""
+    """Read ranges by `Store.read_range`, in several threads; one request reads ranges that are near in a shard."""
     pieces: list[list[int]] = []
     stop, first, shard = 0, 0, None
     for at in sorted(range(len(ranges)), key=lambda at: ranges[at][:2]):

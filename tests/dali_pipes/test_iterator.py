@@ -66,15 +66,18 @@ def test_program_that_ends_with_a_loader_open_says_nothing_and_does_not_wait_for
     """The process ends at once although 19 of 20 shards are not fetched; also if Python clears the holder last."""
     shards = write_shards(tmp_path, make_samples([(16, 16)] * 20), per_shard=1)
     program = (
-        "import sys, threading\nimport dali_pipes as dp\nfrom dali_pipes.store.local import LocalFetcher\n"
-        "original, never = LocalFetcher._copy, threading.Event()\n"
-        "def slow(self, one, stopped):\n"
-        "    if not one.name.startswith('s-000000'): never.wait()\n"
-        "    return original(self, one, stopped)\n"
-        "LocalFetcher._copy = slow\n"
+        "import sys, threading, time\nimport dali_pipes as dp\nfrom dali_pipes.store.local import LocalFetcher\n"
+        "original, given, never = LocalFetcher.fetch, [], threading.Event()\n"
+        "def slow(self, wanted, *, stopped, num_connections):\n"
+        "    first = [one for one in wanted if one.name.startswith('s-000000')]\n"
+        "    done = original(self, first, stopped=stopped)\n"
+        "    if len(first) == len(wanted): return done\n"
+        "    while not given: stopped(); time.sleep(0.01)\n"  # it may have the first shard, too
+        "    never.wait()\n"
+        "LocalFetcher.fetch = slow\n"
         "own = {'cache': dp.Cache(directory=sys.argv[1]), 'device': 'cpu'}\n"
         "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=1, shuffle=False, **own)\n"
-        f"print(len(next(loader)))\n{kept}"
+        f"given.append(next(loader)); print(len(given[0]))\n{kept}"
     )
     done = subprocess.run([sys.executable, "-c", program, shards], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

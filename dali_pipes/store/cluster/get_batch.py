@@ -25,11 +25,11 @@ _ENTRIES: dict[str, _Entry] = {
     "ranges": lambda one: {"start": one.start, "length": one.size},
     "members": lambda one: {"archpath": f"{one.key}.{one.component}"},
 }
-"""The ways, the best first: what an entry says of a place, beside its object."""
+"""The fields by which a request names a range within its object, for each way; the best way is first."""
 
 
 class BatchRequests:
-    """GetBatch of one bucket; ``ways`` are those that may work."""
+    """Sends GetBatch requests for one bucket; ``ways`` are the ways that have not failed yet."""
 
     def __init__(self, client: HttpClient, proxies: Proxies, bucket: str, *, provider: str) -> None:
         self._client, self._proxies, self._bucket, self._provider = client, proxies, bucket, provider

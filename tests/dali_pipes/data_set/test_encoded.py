@@ -1,4 +1,4 @@
-"""Single samples by number: the loader's ordinals and selection, in worker processes, from any store, checked."""
+"""`dp.samples` has the loader's order and selection, works in worker processes and with buckets, and checks bytes."""
 
 import os
 import pickle
