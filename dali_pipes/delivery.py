@@ -354,7 +354,7 @@ class Delivery:
 
     def __del__(self) -> None:
         # There is nothing to close if the constructor failed, or a late loader was not opened. When the program ends,
-        # everything that is open ends with the process: see `close`. Python may have cleared this module's names by then.
+        # everything that is open ends with the process: see `close`. This module's names may be cleared by then.
         if "parts" not in vars(self) or self.is_closed or globals()["sys"] is None or sys.is_finalizing():
             return
         if in_mutex() or in_fetcher() or in_reader():
