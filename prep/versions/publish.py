@@ -83,7 +83,7 @@ def history_of(manifest: Manifest) -> tuple[Change, ...]:
 def write_version(
     old: Newest, shards: Manifest, parts: Sequence[ShardsPart], *, what: str, token: str, command: str
 ) -> Manifest:
-    """Write the next version of a data set, and make it the newest.
+    """Write the next version of a data set, make it the newest, and return it.
 
     ``shards`` is its manifest, without its version, and ``parts`` are its column files; these are written already, as
     are its shards and their indexes. ``what`` is ``add``, ``remove`` or ``compact``; ``token`` is the same whenever the
@@ -108,13 +108,14 @@ def write_version(
     )
     made = replace(made, history=(*history_of(before), entry))
     if store.write_new(version_name(prefix, made.version), made.to_bytes(), by=token):
-        return _publish(store, prefix, made)
+        _publish(store, prefix, made)
+        return made  # there may be a later version by now
     other = find_version(store, prefix, made.version)
     assert other is not None, "it was there a moment ago"
     newest = _publish(store, prefix, _later(store, prefix, other) or other)
     written = other.history[-1]
     if written.token == token and written.what == what:
-        return newest  # by an earlier run of this command
+        return other  # by an earlier run of this command
     raise StoreError(
         f"another command wrote version {other.version} of '{old.url}' meanwhile: {written.command or written.what}, "
         f"{written.date}; this one wrote no version; run it again, and it changes version {newest.version}"
