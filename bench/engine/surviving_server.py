@@ -1,15 +1,17 @@
-"""Preloaded into the fork server, and imported nowhere else: a client that vanishes does not end the server.
+"""Preloaded into the fork server, and imported nowhere else: a client that vanishes leaves no traceback.
 
-Ctrl-C ends a turn's process whatever it is doing, also while it asks the server for a worker. The server of Python 3.11
-to 3.13 then raises ``EOFError``, which ends it with a traceback. It goes on after an aborted connection, which this is.
+Ctrl-C ends a turn's process whatever it is doing, also while it asks the server for a worker. If it has not sent its
+descriptors, the server of Python 3.11 to 3.13 raises ``EOFError`` and ends; it goes on after an aborted connection,
+which this is. If it has not sent what the worker shall do, the worker prints the same error; it ends in silence here.
 """
 
 import errno
 import os
-from multiprocessing import reduction
+from multiprocessing import reduction, spawn
+from pickle import UnpicklingError
 from socket import socket
 
-_receive = reduction.recvfds
+_receive, _main = reduction.recvfds, spawn._main
 
 
 def _recvfds(sock: socket, size: int) -> list[int]:
@@ -19,4 +21,14 @@ def _recvfds(sock: socket, size: int) -> list[int]:
         raise ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED)) from None
 
 
+def _run(fd: int, parent_sentinel: int) -> int:
+    try:
+        return _main(fd, parent_sentinel)  # an error of what it runs is not raised here
+    except (EOFError, UnpicklingError) as exc:
+        if isinstance(exc, UnpicklingError) and "truncated" not in str(exc):
+            raise
+        return 1
+
+
 reduction.recvfds = _recvfds
+spawn._main = _run

@@ -137,6 +137,27 @@ def temporary() -> Iterator[Path]:
 
 
 # A terminal signals the whole process group. A parent program signals only the command.
+VANISHED = """
+import multiprocessing
+import os
+from multiprocessing import forkserver
+
+multiprocessing.get_context("forkserver").set_forkserver_preload(["bench.engine.surviving_server"])
+for task in (b"", bytes.fromhex("800495ff00")):
+    started, pipe = forkserver.connect_to_new_process([])
+    forkserver.read_signed(started)  # its process number
+    os.write(pipe, task)
+    os.close(pipe)
+    print(forkserver.read_signed(started))
+"""
+
+
+def test_a_worker_whose_client_has_vanished_says_nothing() -> None:
+    """The client ends before it has said what the worker shall do, or in the middle of it."""
+    done = subprocess.run([sys.executable, "-c", VANISHED], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("1\n1\n", "")
+
+
 @pytest.mark.parametrize(
     "to", [os.killpg, pytest.param(os.kill, marks=pytest.mark.nightly)], ids=["group", "command alone"]
 )
