@@ -123,7 +123,6 @@ class LoaderArguments:
             seed=self.seed,
             shuffle=self.shuffle.enabled,
             shuffle_window=self.shuffle.window_bytes,
-            ramp_up=self.shuffle.ramp_up,
             num_slices=self.shuffle.slices,
             epoch_samples=self.select.epoch_samples,
             shapes=self.select.buckets,

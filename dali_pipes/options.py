@@ -123,8 +123,6 @@ class Shuffle(_Options):
     window_bytes: int | Literal["all"] = "all"
     """Bytes of shards that are shuffled together, and resident together: two windows must fit the cache. ``"all"``: an
     exact global shuffle; all shards must fit the cache."""
-    ramp_up: bool = False
-    """Start each epoch with windows of 1, 2, 4, ... shards, so that its first batch waits for one shard only."""
     slices: int = 1
     """Parts of the shard list: a node stages only its own slices. Shorter slices repeat their first samples."""
     enabled: bool = True

@@ -19,7 +19,7 @@ MOST = {
     "dali_pipes/graph/recipes": (620, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
-    "dali_pipes/order": (1_960, 7),
+    "dali_pipes/order": (1_950, 7),
     "dali_pipes/processes": (440, 2),
     "dali_pipes/reader": (1_320, 5),
     "dali_pipes/store": (2_080, 9),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 55_120, 238
+SUM_LINES, SUM_MODULES = 55_110, 238
 
 
 def sizes() -> dict[str, tuple[int, int]]:

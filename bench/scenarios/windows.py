@@ -81,7 +81,6 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
     latencies_ms: Sequence[float] = option(
         "0,20", type=ListOption(float), help="Milliseconds added to each request, redirects included."
     )
-    ramp_up: bool = option(False, help="Start each epoch with windows of 1, 2, 4, ... shards.")
     work: Path | None = cache_option("Where cache files lie; the server keeps the data set there too.")
 
     def __post_init__(self) -> None:
@@ -148,7 +147,6 @@ class WindowsScenario(ShardsScenario[WindowInputs, WindowsCell, Measured]):
                 cache_dir=cache_dir,
                 cache_bytes=int(made.facts["extent_bytes"] * subject.cache),
                 window_bytes=made.facts["shuffle_window"],
-                ramp_up=self.ramp_up,
             ) as loader:
                 _draw(loader, num_samples)
                 cold_end = spent(loader)

@@ -351,7 +351,7 @@ def _slow_shards(epoch: EpochProfile) -> Diagnosis:
         advice = ["more fetchers, Cache(fetchers=): all were busy; else the network or the store is at its limit"]
     advice += ["Cache(directory=, max_bytes=): a local disk for all shards; later epochs and jobs fetch nothing"]
     if epoch.first_batch_s > 0.5 * epoch.wall_s:
-        advice += ["Shuffle(ramp_up=True): the first batch then waits for one shard only"]
+        advice += ["dali-pipes cache warm, before the job: the first batch waits for all shards that it names"]
     return Diagnosis(bottleneck="fetch", why=why, turn=tuple(advice))
 
 

@@ -133,8 +133,6 @@ class OrderInputs:
     shuffle_window: int | Literal["all"] = "all"
     """Bytes of shards that are shuffled together; ``"all"``: the whole slice, an exact global shuffle. Each data set
     has its own windows."""
-    ramp_up: bool = False
-    """Begin with windows of 1, 2, 4, ... shards, so that the first batch waits for one shard only."""
     num_slices: int = 1
     """Parts of the shard list; each node stages one or more. Each step takes as many samples from every slice."""
     epoch_samples: int | None = None
@@ -149,8 +147,7 @@ class OrderInputs:
         for name in ("seed", "epoch", "num_slices", "epoch_samples", "shuffle_window"):
             if (value := getattr(self, name)) not in (None, "all"):
                 object.__setattr__(self, name, as_integer(name, value))
-        for name in ("shuffle", "ramp_up"):
-            object.__setattr__(self, name, as_bool(name, getattr(self, name)))
+        object.__setattr__(self, "shuffle", as_bool("shuffle", self.shuffle))
         if self.epoch < 0:
             raise ValueError(f"epoch must not be negative, got {self.epoch}")
         if self.num_slices < 1:

@@ -37,17 +37,13 @@ def window_bytes(order: OrderInputs, shard_bytes: Int64s) -> int | Literal["all"
     return SEQUENTIAL_SHARDS * max(1, int(shard_bytes.max(initial=0)))
 
 
-def cut_windows(
-    shard_bytes: Int64s, *, shuffle_window: int | Literal["all"], ramp_up: bool
-) -> Iterator[tuple[int, int]]:
+def cut_windows(shard_bytes: Int64s, *, shuffle_window: int | Literal["all"]) -> Iterator[tuple[int, int]]:
     """Cut a list of shards into ranges ``[start, stop)`` of at most ``shuffle_window`` bytes, but at least one shard.
 
-    With ``ramp_up`` the n-th range has at most 2**n shards, too.
-
-    >>> list(cut_windows(np.array([4, 4, 4, 9, 1]), shuffle_window=8, ramp_up=False))
+    >>> list(cut_windows(np.array([4, 4, 4, 9, 1]), shuffle_window=8))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
     """
-    num, start, ramp = len(shard_bytes), 0, 1
+    num, start = len(shard_bytes), 0
     following = None
     if shuffle_window != "all" and num:
         # Where a window ends, for each shard that may begin it: one search for all is faster than one for each window.
@@ -57,9 +53,6 @@ def cut_windows(
         following = np.searchsorted(stops, stops - shard_bytes + most, side="right")
     while start < num:
         stop = num if following is None else max(start + 1, int(following[start]))
-        if ramp_up:
-            stop = min(stop, start + ramp)
-            ramp *= 2
         yield start, stop
         start = stop
 
@@ -182,8 +175,7 @@ class Pass:
         """
         if slice_ not in self._windows:
             passes, shards = self._passes, self.slices[slice_]
-            ramp_up = passes.order.ramp_up and passes.order.shuffle
-            ranges = cut_windows(passes.shard_bytes[shards], shuffle_window=passes.window_bytes, ramp_up=ramp_up)
+            ranges = cut_windows(passes.shard_bytes[shards], shuffle_window=passes.window_bytes)
             cuts = np.fromiter(itertools.chain([0], (stop for _, stop in ranges)), np.int64)
             self._windows[slice_] = cuts, np.add.reduceat(self._kept[shards - passes.first_shard], cuts[:-1])
         return self._windows[slice_]

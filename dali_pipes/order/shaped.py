@@ -129,11 +129,11 @@ class ShapedPlan(Plan):
         super().__init__(**plan)
         self.grouping = grouping
         order = self.order
-        if self.num_sets > 1 and (order.shuffle_window != "all" or order.ramp_up or not order.shuffle):
+        if self.num_sets > 1 and (order.shuffle_window != "all" or not order.shuffle):
             raise ValueError(
-                "buckets of several data sets need an exact shuffle: window_bytes='all' without ramp_up, got "
-                f"window_bytes={order.shuffle_window!r}, ramp_up={order.ramp_up}, shuffle={order.shuffle}; index "
-                "the shards as one data set, or leave the windows out"
+                "buckets of several data sets need an exact shuffle: window_bytes='all', got "
+                f"window_bytes={order.shuffle_window!r}, shuffle={order.shuffle}; index the shards as one data set, "
+                "or leave the windows out"
             )
         self._known_steps: dict[tuple[int, str], Int64s] = {}
 

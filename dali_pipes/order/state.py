@@ -19,14 +19,13 @@ from dali_pipes.order.plan import Batching, Plan
 from dali_pipes.order.selection import Selection
 from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 
-VERSION = 5
+VERSION = 6
 _KIND = "dali-pipes loader state"
 
 # The inputs of the order that every state has, and the loader's options for them.
 _ORDER_NAMES = [one.name for one in fields(OrderInputs) if one.name != "shapes"]
 _OPTIONS = {
     "shuffle_window": " (shuffle=dali_pipes.Shuffle(window_bytes=...))",
-    "ramp_up": " (shuffle=dali_pipes.Shuffle(ramp_up=...))",
     "num_slices": " (shuffle=dali_pipes.Shuffle(slices=...))",
     "epoch_samples": " (select=dali_pipes.Select(epoch_samples=...))",
     "weights": " (dali_pipes.Mixture(..., weights=...))",
@@ -72,9 +71,9 @@ class LoaderState:
 
         >>> LoaderState(manifest="ab", selection="cd", order=OrderInputs(seed=7, epoch=2), delivered=128).to_dict()
         ... # doctest: +NORMALIZE_WHITESPACE
-        {'kind': 'dali-pipes loader state', 'version': 5, 'manifest': 'ab', 'selection': 'cd', 'seed': 7, 'epoch': 2,
-         'shuffle': True, 'shuffle_window': 'all', 'ramp_up': False, 'num_slices': 1, 'epoch_samples': None,
-         'weights': None, 'delivered': 128}
+        {'kind': 'dali-pipes loader state', 'version': 6, 'manifest': 'ab', 'selection': 'cd', 'seed': 7, 'epoch': 2,
+         'shuffle': True, 'shuffle_window': 'all', 'num_slices': 1, 'epoch_samples': None, 'weights': None,
+         'delivered': 128}
         """
         named = {"kind": _KIND, "version": VERSION, "manifest": self.manifest, "selection": self.selection}
         order: dict[str, Any] = {name: getattr(self.order, name) for name in _ORDER_NAMES}

@@ -88,7 +88,7 @@ def open_loader(shards: Path, cache_dir: Path, *, rank: int, cache_bytes: int, w
         rank=rank,
         world_size=WORLD_SIZE,
         seed=5,
-        shuffle=dp.Shuffle(window_bytes=window, ramp_up=True),
+        shuffle=dp.Shuffle(window_bytes=window),
         last_batch_policy="DROP",
         outputs=dp.Outputs(),
         cache=dp.Cache(fetchers=3, directory=cache_dir, max_bytes=cache_bytes, show_progress=False),

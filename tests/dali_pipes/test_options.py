@@ -21,7 +21,7 @@ import dali_pipes as dp
         ("Select", {"epoch_samples": 0}, ValueError, "epoch_samples must be positive, got 0"),
         ("Select", {"buckets": 65536}, TypeError, r"buckets must be what dali_pipes.buckets\(...\) gives, or None"),
         ("Shuffle", {"window_bytes": "1GiB"}, ValueError, "window_bytes must be 'all' or a positive .*, got '1GiB'"),
-        ("Shuffle", {"ramp_up": "False"}, TypeError, "ramp_up must be a bool, got 'False'"),
+        ("Shuffle", {"enabled": "False"}, TypeError, "enabled must be a bool, got 'False'"),
         ("BadSamples", {"on_error": "skip"}, ValueError, "on_error must be one of raise, substitute, got 'skip'"),
         ("BadSamples", {"max_bad": -1}, ValueError, "max_bad must not be negative, got -1"),
         ("BadSamples", {"quarantine": 3}, TypeError, "quarantine must be a path or None, got 3"),

@@ -21,7 +21,7 @@ def draw_shuffle(random: np.random.Generator, num_shards: int) -> bool | dp.Shuf
         return bool(kind)
     window = int(random.integers(10_000, 200_000)) if kind == 2 else "all"
     slices = int(random.integers(1, min(3, num_shards) + 1))
-    return dp.Shuffle(window_bytes=window, ramp_up=bool(random.integers(2)), slices=slices)
+    return dp.Shuffle(window_bytes=window, slices=slices)
 
 
 def read_ranks(loaders: Sequence[dp.Loader], world: World) -> list[list[list[Row]]]:
@@ -95,7 +95,7 @@ def resume(random: np.random.Generator, folder: Path) -> str:
     world = build(folder / "world", draw_samples(random, int(random.integers(10, 60))), random)
     shuffle = draw_shuffle(random, world.shard_of[-1] + 1)
     if isinstance(shuffle, dp.Shuffle) and shuffle.slices > 1:
-        shuffle = dp.Shuffle(window_bytes=shuffle.window_bytes, ramp_up=shuffle.ramp_up)
+        shuffle = dp.Shuffle(window_bytes=shuffle.window_bytes)
     epoch_samples = int(random.integers(5, 150)) if random.integers(3) == 0 else None
     options = {
         "seed": int(random.integers(1000)),

@@ -98,7 +98,6 @@ def plan(random: np.random.Generator, folder: Path) -> str:
         epoch=int(random.integers(100)),
         shuffle=bool(random.integers(4)),
         shuffle_window=window,
-        ramp_up=bool(random.integers(2)),
     )
     made = Plan(shard_bytes=sizes, shard_samples=samples, order=order)
     policy = ("PARTIAL", "FILL", "DROP")[random.integers(3)]

@@ -113,7 +113,7 @@ def test_fitting_window_two_of_any_windows_fit(num_shards: int, fraction: float)
     window_bytes = fitting_window(manifest, cache_bytes, batch_size=64)
     for seed in range(20):
         order = np.random.default_rng(seed).permutation(num_shards)
-        cuts = list(cut_windows(shard_bytes[order], shuffle_window=window_bytes, ramp_up=False))
+        cuts = list(cut_windows(shard_bytes[order], shuffle_window=window_bytes))
         sizes = [int(extents[order[start:stop]].sum()) for start, stop in cuts]
         assert max(first + second for first, second in itertools.pairwise(sizes)) <= cache_bytes
         assert len(cuts) < num_shards / 1.2, "a window is more than a shard"

@@ -45,7 +45,7 @@ def an_epoch(*, wall_s: float = 10.0, first_batch_s: float = 0.1, **changed: Any
         # On average, one of eight fetchers is busy.
         (an_epoch(step=(0, 10), read=(1, 8), fetch=(9, 71)), "fetch", "the fetchers were not all busy"),
         (an_epoch(step=(0, 10), read=(1, 8), fetch=(5, 75), stage=(40, 40)), "stage", "Cache(directory=) in memory"),
-        (an_epoch(step=(0, 10), read=(0, 8), fetch=(75, 5), first_batch_s=7.0), "fetch", "Shuffle(ramp_up=True)"),
+        (an_epoch(step=(0, 10), read=(0, 8), fetch=(75, 5), first_batch_s=7.0), "fetch", "dali-pipes cache warm"),
         (an_epoch(step=(0, 10), hand_over=(0, 9), decode=(30, 1), transform=(6, 1)), "decode", "more threads, Decode("),
         (an_epoch(step=(0, 10), hand_over=(0, 9), decode=(9, 1), transform=(28, 1)), "transform", "fused operators"),
         (an_epoch(step=(0, 10), hand_over=(0, 9), decode=(12, 1), transform=(3, 1)), "decode", "Decode(queue_depth=3)"),

@@ -70,22 +70,18 @@ def test_steps_fill_longer_than_the_epoch_repeats_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shard_bytes", "window", "ramp_up", "expected"),
+    ("shard_bytes", "window", "expected"),
     [
-        ([4, 4, 4, 4], "all", False, [(0, 4)]),
-        ([4, 4, 4, 4], 8, False, [(0, 2), (2, 4)]),
-        ([4, 4, 4, 4], 7, False, [(0, 1), (1, 2), (2, 3), (3, 4)]),
-        ([9, 1], 4, False, [(0, 1), (1, 2)]),  # a shard larger than the window is a window
-        ([1] * 9, "all", True, [(0, 1), (1, 3), (3, 7), (7, 9)]),
-        ([1] * 9, 3, True, [(0, 1), (1, 3), (3, 6), (6, 9)]),  # the ramp ends where the window is full
-        ([9, *[1] * 11], 8, True, [(0, 1), (1, 3), (3, 7), (7, 12)]),  # the ramp goes on after a large shard
-        ([1, 9, *[1] * 10], 8, True, [(0, 1), (1, 2), (2, 6), (6, 12)]),
-        ([], "all", False, []),
+        ([4, 4, 4, 4], "all", [(0, 4)]),
+        ([4, 4, 4, 4], 8, [(0, 2), (2, 4)]),
+        ([4, 4, 4, 4], 7, [(0, 1), (1, 2), (2, 3), (3, 4)]),
+        ([9, 1], 4, [(0, 1), (1, 2)]),  # a shard larger than the window is a window
+        ([], "all", []),
     ],
 )
-def test_cut_windows(shard_bytes: list[int], window: int | str, ramp_up: bool, expected: list) -> None:
+def test_cut_windows(shard_bytes: list[int], window: int | str, expected: list) -> None:
     """Where a list of shards is cut."""
-    assert list(cut_windows(np.array(shard_bytes, np.int64), shuffle_window=window, ramp_up=ramp_up)) == expected
+    assert list(cut_windows(np.array(shard_bytes, np.int64), shuffle_window=window)) == expected
 
 
 def test_excluded_samples_leave_the_order_of_the_others() -> None:
@@ -165,7 +161,6 @@ def mixed(draw: st.DrawFn) -> Mixed:
             epoch=draw(st.integers(0, 4)),
             shuffle=draw(st.booleans()),
             shuffle_window=draw(st.one_of(st.just("all"), st.integers(1, 200))),
-            ramp_up=draw(st.booleans()),
             num_slices=num_slices,
             epoch_samples=epoch_samples,
             weights=weights,

@@ -148,7 +148,6 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "epoch": draw(st.integers(0, 3)),
         "shuffle": draw(st.booleans()),
         "shuffle_window": draw(st.sampled_from(["all", 50, 150])),
-        "ramp_up": draw(st.booleans()),
     }
     if draw(st.booleans()):
         case["excluded"] = draw(st.lists(st.integers(0, num - 1), max_size=num // 2, unique=True))
@@ -206,7 +205,6 @@ def test_mixture_is_grouped_as_a_whole(weights: tuple[float, ...] | None, epoch_
     [
         ({"num_slices": 2}, "buckets need slices=1, got 2"),
         ({"sets": [1, 2], "shuffle_window": 50}, "buckets of several data sets need an exact shuffle: .*'all'.*got"),
-        ({"sets": [1, 2], "ramp_up": True}, "need an exact shuffle: .* ramp_up=True"),
         ({"sets": [1, 2], "shuffle": False}, "need an exact shuffle: .* shuffle=False"),
     ],
 )

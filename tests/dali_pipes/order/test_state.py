@@ -42,7 +42,7 @@ def state_of(job: PlanInputs, *, epoch: int = 0, delivered: int = 0) -> LoaderSt
     "job",
     [
         inputs(),
-        inputs(order=OrderInputs(weights=(0.3, 0.7), shuffle_window=50, ramp_up=True, epoch_samples=10)),
+        inputs(order=OrderInputs(weights=(0.3, 0.7), shuffle_window=50, epoch_samples=10)),
         inputs(shapes=True, group_size=6),
         inputs(versions=DataVersions([1, 3], ["a", "b"])),
     ],
@@ -60,7 +60,7 @@ def test_state_reads_back_from_json(job: PlanInputs) -> None:
     ("change", "text"),
     [
         ({"kind": "state"}, r"expected what state_dict\(\) gave, got a dict with the keys \['kind', 'version'"),
-        ({"version": 4}, "the state is of version 4, this dali-pipes reads version 5; continue with"),
+        ({"version": 5}, "the state is of version 5, this dali-pipes reads version 6; continue with"),
         ({"delivered": -1}, "impossible values: delivered must not be negative, got -1"),
         ({"delivered": 1.5}, "impossible values: delivered must be an integer"),
         ({"epoch": -1}, "impossible values: epoch must not be negative, got -1"),
@@ -97,9 +97,9 @@ def test_state_without_an_entry_is_refused() -> None:
         (inputs(selection=Selection(12, excluded=[3])), {}, "another selection of samples: .*; pass the same select="),
         (inputs(order=OrderInputs(seed=8)), {}, "the state has seed=7, this loader seed=8; pass the state's$"),
         (
-            inputs(order=OrderInputs(seed=7, ramp_up=True)),
+            inputs(order=OrderInputs(seed=7, shuffle_window=50)),
             {},
-            r"ramp_up=False, this loader ramp_up=True; .*ramp_up=\.\.\.",
+            r"shuffle_window='all', this loader shuffle_window=50; .*window_bytes=\.\.\.",
         ),
         (
             inputs(order=OrderInputs(seed=7, weights=(1, 2))),
