@@ -18,6 +18,7 @@ import click
 
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import described, manifest_name
 from dali_pipes.progress import current_verbosity, progress
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import cluster
@@ -125,15 +126,17 @@ def _make_and_load(store: AisStore, out: Path, *, samples: int, seed: int) -> tu
     with _step("index") as say:
         shards = resolve_shards(store.locate(SHUFFLED_PREFIX), endpoint=store.endpoint)
         manifest = index_shards(shards, show_progress=True)
-        say(f"{manifest.num_samples} samples, manifest {store.locate(SHUFFLED_PREFIX)}manifest.safetensors")
+        say(f"{manifest.num_samples} samples, manifest {store.locate(manifest_name(SHUFFLED_PREFIX))}")
     with _step("copy") as say:
         local = LocalStore(out / "shards")
-        wanted = [entry.name for entry in store.list(SHUFFLED_PREFIX)]
+        wanted, there = (
+            [name for start in (SHUFFLED_PREFIX, described(SHUFFLED_PREFIX)) for name in place.list_names(start)]
+            for place in (store, local)
+        )
         for name in progress(wanted, what="copy", unit="object"):
             local.write(name, store.read(name))
-        for entry in local.list(SHUFFLED_PREFIX):
-            if entry.name not in wanted:  # of an earlier run
-                local.delete(entry.name)
+        for name in set(there).difference(wanted):  # of an earlier run
+            local.delete(name)
         say(f"{manifest.num_shards} shards to {out / 'shards'}")
     with _step("contact sheet") as say:
         say(str(_draw_sheet(shards, manifest, out / "contact-sheet.png", seed=seed)))

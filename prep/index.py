@@ -65,7 +65,7 @@ def index_shards(
     allow_missing: bool = False,
     **how: Unpack[Indexing],
 ) -> Manifest:
-    """Write a shard index beside each shard, the column file beside them all and, last, the manifest.
+    """Write a shard index for each shard, the column file for them all and, last, the manifest.
 
     An interrupted run leaves the old manifest as it was. When it is run again, it goes on: it takes over the shard
     indexes that are surely of the shards as they are now (Note [indexed before] in `dali_pipes.data_set.indexing`).
@@ -122,7 +122,7 @@ def merge_indexes(
         DataError: If a shard index is not one, or not the one of its shard.
     """
     store = shards.store
-    (listed,) = store.find_all([index_name(name) for name in shards.names])
+    listed = store.find_all(list(map(index_name, shards.names)))
     if lacking := listed.lacking(shards.names):
         raise StoreError(
             f"{len(lacking)} of {len(shards.names)} shards have no shard index: "
@@ -169,8 +169,9 @@ def _indexed_runs(
         if anew or is_indexed or shards.store.etl:
             entries = shards.entries()
         else:
-            found, indexes = shards.store.find_all(shards.names, list(map(index_name, shards.names)))
-            entries = shards.all_of(found)
+            # Shards are listed last: one that is replaced meanwhile is then seen to be newer than its index.
+            indexes = shards.store.find_all(list(map(index_name, shards.names)))
+            entries = shards.entries()
         whole = IndexRun(shards=shards, entries=entries, classes=classes, is_indexed=is_indexed)
         runs = _divided(whole, indexes, _RUN_SHARDS if on == "processes" else _RAY_RUN_SHARDS)
         num_before = 0
@@ -244,7 +245,7 @@ def _check_keeps_all(shards: ShardSet, *, allow_missing: bool) -> None:
     missing = np.flatnonzero(rows_among(sorted(shards.names), old.names) < 0)
     lost = [old.names[row] for row in missing.tolist()]
     if lost and allow_missing:
-        lost = [entry.name for entry in shards.store.find_all(lost)[0] if entry is not None]
+        lost = [entry.name for entry in shards.store.find_all(lost) if entry is not None]
     if lost:
         raise StoreError(
             f"manifest '{where}' lists {old.num_shards} shards, and {len(lost)} of them are not among the "

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.names import manifest_name, version_start
+from dali_pipes.formats.names import MANIFEST_ENDING, described, start_of, version_start
 from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.formats.photo_names import ComponentCounts, find_mask, find_photo, has_mask
 from dali_pipes.store.base import Store
@@ -120,8 +120,8 @@ def shards_of(store: Store, names: Sequence[str], prefix: str) -> ShardSet:
 
 def sets_beside(store: Store, names: Names) -> list[str]:
     """URLs of the indexed data sets under the same base that are not among those of ``names``."""
-    ending = manifest_name("")
-    found = [entry.name.removesuffix(ending) for entry in store.list(names.base) if entry.name.endswith(ending)]
+    listed = [entry.name for entry in store.list(described(names.base))]
+    found = [start_of(name, MANIFEST_ENDING) for name in listed if name.endswith(MANIFEST_ENDING)]
     own = {names.packed, *names.sets}
     return [store.locate(prefix) for prefix in found if prefix not in own and "/" not in prefix[len(names.base) :]]
 

@@ -1,6 +1,7 @@
 """Photos, samples, tars, shards and data sets of each layout, for all tests."""
 
 import io
+import json
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dali_pipes.formats.names import classes_name, described
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.pack import pack as packing
@@ -158,9 +161,27 @@ def members_of(store: Store, names: Iterable[str]) -> list[tuple[str, bytes]]:
     return [member for name in names for member in read_tar(store.read(name))]
 
 
-def contents_of(store: Store) -> dict[str, bytes]:
-    """Each object of a store by its name."""
-    return {entry.name: store.read(entry.name) for entry in store.list("")}
+def contents_of(store: Store, prefix: str = "") -> dict[str, bytes]:
+    """The shards of a prefix, and what describes them, by the objects' names."""
+    starts = (described(prefix), prefix)
+    return {entry.name: store.read(entry.name) for start in starts for entry in store.list(start)}
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """All files of a directory by their paths in it, hidden ones, too."""
+    paths = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+
+
+def copy_files(directory: Path, store: Store) -> None:
+    """Copy shards without a folder, and what describes them, into a store."""
+    for name, data in files_of(directory).items():
+        store.write(name, data)
+
+
+def write_classes(directory: Path, classes: Mapping[str, str], *, prefix: str = "s-") -> None:
+    """Write a class table as `pack` does."""
+    LocalStore(directory).write(classes_name(prefix), json.dumps(classes).encode())
 
 
 def encode_photo(

@@ -171,7 +171,7 @@ def test_what_cannot_be_is_refused(
     write_shards(Path("plain"), [Sample("a", {"jpg": b"x"})], per_shard=1, index=False)
     Path("plain/cat").mkdir()
     Path("plain/cat/a").write_text("text")
-    Path("plain", recoded_name("r-")).write_text("{}")
+    LocalStore(Path("plain")).write(recoded_name("r-"), b"{}")
     write_shards(Path("empty"), [Sample("a", {})], per_shard=1)
     for name, cell in {"a": "a.jpg", "long": 200_000 * "x"}.items():
         Path(f"{name}.csv").write_text(f"path\n{cell}\n")

@@ -21,7 +21,7 @@ from PIL import Image
 from bench.tools.repeat import encoded, write_shard
 from dali_pipes.data_set.indexing import index_shard, sums_of
 from dali_pipes.formats.manifest import Manifest, checksum
-from dali_pipes.formats.names import index_name, manifest_name
+from dali_pipes.formats.names import INDEX_ENDING, MANIFEST_ENDING, index_name, manifest_name, start_of
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE
 from prep.embedded import wire
@@ -142,9 +142,9 @@ class SimulatedStorage(Storage):
     def list_names(self, bucket: str, *, prefix: str = "", after: str = "") -> list[str]:
         self.created_ns(bucket)
         first = _number_of(after) or 0
-        names: list[str] = []
-        for number in range(first, min(first + PAGE_SIZE, self.num_shards)):
-            names += [index_name(_shard_name(number)), _shard_name(number)]
+        names = [_shard_name(number) for number in range(first, min(first + PAGE_SIZE, self.num_shards))]
+        if not prefix.startswith(PREFIX):
+            names = list(map(index_name, names))
         if first + PAGE_SIZE >= self.num_shards:
             names.append(manifest_name(PREFIX))
         return [name for name in names if name.startswith(prefix) and name > after]
@@ -182,7 +182,7 @@ def _shard_name(number: int) -> str:
 
 def _number_of(name: str) -> int | None:
     """The number of a shard, or of a shard's index; ``None`` for other names."""
-    digits = name[len(PREFIX) : len(PREFIX) + _DIGITS]
+    digits = start_of(name)[len(PREFIX) : len(PREFIX) + _DIGITS]
     if not digits.isdecimal():
         return None
     number = int(digits)
@@ -209,6 +209,6 @@ def _kind(request: NodeConnection) -> str:
         return "redirect"
     if request.command == "GET" and (path == f"/v1/buckets/{BUCKET}" or "list-type=2" in query):
         return "list"
-    endings = {"shard": ".tar", "index": index_name("").lstrip("-"), "manifest": manifest_name("")}
+    endings = {"shard": ".tar", "index": INDEX_ENDING, "manifest": MANIFEST_ENDING}
     kinds = [kind for kind, ending in endings.items() if path.endswith(ending)]
     return kinds[0] if kinds and request.command == "GET" else "other"

@@ -31,7 +31,7 @@ from dali_pipes.errors import DataError, printable
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted, WholeShards, WithIndexes
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.manifest import Manifest, concatenate
-from dali_pipes.formats.names import columns_name, index_name, manifest_name
+from dali_pipes.formats.names import columns_name, described, index_name, manifest_name, start_of
 from dali_pipes.formats.photo_names import ComponentCounts, DataSets
 from dali_pipes.formats.sample_columns import ColumnRanges, Columns, SampleColumns, read_columns, read_parts
 from dali_pipes.order.state import DataVersions
@@ -79,9 +79,12 @@ def split_set(name: str) -> tuple[str, str]:
 
     >>> split_set("pets/train/shuffled-000000.tar")
     ('pets', 'train/shuffled-000000.tar')
+    >>> split_set(".dali-pipes/pets/train/shuffled-000000.index.safetensors")
+    ('pets', '.dali-pipes/train/shuffled-000000.index.safetensors')
     """
-    set_, _, object_name = name.partition("/")
-    return set_, object_name
+    combined = start_of(name)
+    set_, _, object_name = combined.partition("/")
+    return set_, object_name if combined == name else described(object_name)
 
 
 def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:
@@ -135,7 +138,7 @@ class DataSet:
         for name, set_ in self._sets.items():
             if set_.made is not None:
                 prefix = f"{name}/" if self.is_mixture else ""
-                made = {f"{prefix}{index}": data for index, data in set_.made.indexes.items()}
+                made = {described(f"{prefix}{start_of(one)}"): data for one, data in set_.made.indexes.items()}
                 self.indexes = (self.indexes or {}) | made
         self._whole_shards: WholeShards | None = None
         self.whole: Manifest = sets[0].whole
@@ -285,7 +288,7 @@ class DataSet:
             if not table and self.is_mixture:
                 raise DataError(
                     f"labels='contiguous' needs a class table of every data set, and the manifest of '{set_}' has "
-                    'none; write one beside its shards, PREFIXclasses.json with {"1": "name", ...}, and index them '
+                    'none; write one, .dali-pipes/PREFIXclasses.json with {"1": "name", ...}, and index the shards '
                     "anew: dali-pipes prep index URL"
                 )
             for label, name in table.items():

@@ -18,7 +18,7 @@ from dali_pipes.data_set.indexing import read_manifest, stored_versions
 from dali_pipes.data_set.written import expected_shards
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.names import manifest_name
+from dali_pipes.formats.names import MANIFEST_ENDING, described, start_of
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.transformed import open_transformed, through_etl
 from dali_pipes.store.local import LocalStore
@@ -289,9 +289,9 @@ def _listed_manifests(pattern: Pattern) -> list[tuple[Store, str]]:
     """Store and prefix of each manifest that may list the pattern's shards, by a listing."""
     found: list[tuple[Store, str]]
     if pattern.is_glob:  # a manifest does not match the glob
-        ending, folders = manifest_name(""), {Path(shard).parent for shard in pattern.listing.shards}
-        paths = [path for folder in sorted(folders) for path in sorted(folder.glob(f"*{ending}"))]
-        found = [(LocalStore(path.parent), path.name.removesuffix(ending)) for path in paths]
+        stores = map(LocalStore, sorted({Path(shard).parent for shard in pattern.listing.shards}))
+        names = ((store, name) for store in stores for name in store.list_names(described("")))
+        found = [(store, start_of(name, MANIFEST_ENDING)) for store, name in names if name.endswith(MANIFEST_ENDING)]
     else:
         found = [(pattern.store, prefix) for prefix in pattern.listing.manifest_prefixes]
     if not found and pattern.listing.shards:
@@ -383,7 +383,7 @@ def _log_missing(shards: ShardSet, missing: Sequence[str]) -> None:
 
 def _present(shards: ShardSet) -> tuple[ShardSet, list[str]]:
     """The shards that the store has, and the names of the others."""
-    (found,) = shards.store.find_all(shards.names)
+    found = shards.store.find_all(shards.names)
     missing = found.lacking(shards.names)
     if len(missing) == len(shards.names):
         raise shards.missing(missing)

@@ -1,8 +1,8 @@
 """The shards that should be there where no manifest names them yet: by the record of the command that wrote them.
 
 A listing alone proves nothing. A cluster that has lost a target lists the objects of the others, without an error; a
-command that was stopped has written some of its shards. So a command that writes shards leaves a record beside them,
-``PREFIXwritten.json``. Shards of other tools have no record: then their numbers must not have gaps.
+command that was stopped has written some of its shards. So a command that writes shards leaves a record of them,
+``.dali-pipes/PREFIXwritten.json``. Shards of other tools have no record: then their numbers must not have gaps.
 """
 
 import itertools
@@ -101,7 +101,7 @@ class ExpectedShards:
     locations: Sequence[str]
     """URLs or paths of all of them."""
     source: str
-    """Who names them, for errors: ``'ais://pets/samples-written.json' lists 64 shards``; empty: the listing alone."""
+    """Who names them, for errors: ``'ais://b/.dali-pipes/x-written.json' lists 64 shards``; empty: only the listing."""
     recorded: tuple[int, int] | None = None
     """Number and bytes of the shards, if one record names exactly these."""
 

@@ -1,4 +1,4 @@
-"""The manifest: one file beside all shards of a data set, with a row for each shard.
+"""The manifest: one file for all shards of a data set, with a row for each shard.
 
 ``samples-manifest.safetensors``, version 4, for S shards; a file as in `dali_pipes.formats.column_file`:
 
@@ -106,7 +106,7 @@ class Change(NamedTuple):
 class RecodedStep:
     """The settings and the result of one pass over the photos and masks, when they were packed.
 
-    ``prep pack`` writes the steps beside shards, as ``PREFIXrecoded.json``; ``prep shuffle`` copies that file, and
+    ``prep pack`` writes the steps as ``.dali-pipes/PREFIXrecoded.json``; ``prep shuffle`` copies that file, and
     ``prep index`` puts its content into the manifest. A data set that was packed twice has two steps.
     """
 

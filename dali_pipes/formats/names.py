@@ -1,10 +1,12 @@
-"""Names: of the members of an archive, and of the files beside shards; and the JSON that such files hold."""
+"""Names: of the members of an archive, and of the files that describe shards; and the JSON that such files hold."""
 
 import json
 from typing import Any
 
 LABEL_COMPONENT = "cls"
 """The component that holds a class id in ASCII digits; the name is WebDataset's."""
+_FOLDER = ".dali-pipes/"
+INDEX_ENDING, MANIFEST_ENDING = ".index.safetensors", "manifest.safetensors"
 
 
 def split_key(name: str) -> tuple[str, str] | None:
@@ -32,47 +34,75 @@ def split_key(name: str) -> tuple[str, str] | None:
     return f"{folder}{slash}{stem}", component
 
 
+def described(start: str) -> str:
+    """``a/x-`` -> ``.dali-pipes/a/x-``: the names of all files that describe shards ``a/x-...`` start with it.
+
+    So a listing of ``a/x-`` has the shards alone.
+    """
+    return f"{_FOLDER}{start}"
+
+
+def start_of(name: str, ending: str = "") -> str:
+    """``.dali-pipes/a/x-manifest.safetensors``, ``manifest.safetensors`` -> ``a/x-``: undoes `described`."""
+    return name.removeprefix(_FOLDER).removesuffix(ending)
+
+
+def path_in_folder(name: str) -> str:
+    """The path of an object in a directory. There the folder lies beside the shards.
+
+    So a directory can be moved, or opened by its parent's path.
+
+    >>> path_in_folder(".dali-pipes/a/x-manifest.safetensors"), path_in_folder("a/x-000000.tar")
+    ('a/.dali-pipes/x-manifest.safetensors', 'a/x-000000.tar')
+    """
+    if not name.startswith(_FOLDER):
+        return name
+    folder, slash, base = start_of(name).rpartition("/")
+    return f"{folder}{slash}{_FOLDER}{base}"
+
+
 def index_name(shard: str) -> str:
-    """``a/x-000000.tar`` -> ``a/x-000000.index.safetensors``."""
-    return f"{shard.removesuffix('.tar')}.index.safetensors"
+    """``a/x-000000.tar`` -> ``.dali-pipes/a/x-000000.index.safetensors``."""
+    return described(f"{shard.removesuffix('.tar')}{INDEX_ENDING}")
 
 
 def manifest_name(prefix: str) -> str:
-    """``a/x-`` -> ``a/x-manifest.safetensors``."""
-    return f"{prefix}manifest.safetensors"
+    """``a/x-`` -> ``.dali-pipes/a/x-manifest.safetensors``."""
+    return described(f"{prefix}{MANIFEST_ENDING}")
 
 
 def version_name(prefix: str, version: int) -> str:
-    """``a/x-``, 3 -> ``a/x-manifest@3.safetensors``: the manifest of one version of a data set, which never changes."""
+    """``a/x-``, 3 -> ``.dali-pipes/a/x-manifest@3.safetensors``: the manifest of a version, which never changes."""
     return f"{version_start(prefix)}{version}.safetensors"
 
 
 def version_start(prefix: str) -> str:
     """The text with which the names of all versions' manifests begin."""
-    return f"{prefix}manifest@"
+    return described(f"{prefix}manifest@")
 
 
 def columns_name(prefix: str) -> str:
-    """``a/x-`` -> ``a/x-columns.safetensors``: see `dali_pipes.formats.sample_columns`."""
-    return f"{prefix}columns.safetensors"
+    """``a/x-`` -> ``.dali-pipes/a/x-columns.safetensors``: see `dali_pipes.formats.sample_columns`."""
+    return described(f"{prefix}columns.safetensors")
 
 
 def classes_name(prefix: str) -> str:
-    """``a/x-`` -> ``a/x-classes.json``: the class table that `pack` writes, ``{"1": "Abyssinian", ...}``."""
-    return f"{prefix}classes.json"
+    """``a/x-`` -> ``.dali-pipes/a/x-classes.json``: the class table that `pack` writes, ``{"1": "Bengal", ...}``."""
+    return described(f"{prefix}classes.json")
 
 
 def recoded_name(prefix: str) -> str:
-    """``a/x-`` -> ``a/x-recoded.json``: what `pack` did to photos, see `dali_pipes.formats.manifest`."""
-    return f"{prefix}recoded.json"
+    """``a/x-`` -> ``.dali-pipes/a/x-recoded.json``: what `pack` did to photos, see `dali_pipes.formats.manifest`."""
+    return described(f"{prefix}recoded.json")
 
 
 def record_names(prefix: str) -> list[str]:
-    """``a/x-`` -> ``a/x-written.json``, ``a/x-written-2.json``, ...: see `dali_pipes.data_set.written`.
+    """``a/x-`` -> ``.dali-pipes/a/x-written.json``, ``...-written-2.json``, ...: see `dali_pipes.data_set.written`.
 
     A cluster has the record under two of these names, on two targets.
     """
-    return [f"{prefix}written.json", *(f"{prefix}written-{number}.json" for number in range(2, 17))]
+    start = described(f"{prefix}written")
+    return [f"{start}.json", *(f"{start}-{number}.json" for number in range(2, 17))]
 
 
 def transformed_name(name: str, *, etl: str) -> str:

@@ -1,4 +1,4 @@
-"""The shard index: one file beside each shard that says where each component of each sample lies.
+"""The shard index: one file for each shard that says where each component of each sample lies.
 
 ``samples-000000.index.safetensors``, version 4, for N samples; a file as in `dali_pipes.formats.column_file`:
 

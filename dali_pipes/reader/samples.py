@@ -233,8 +233,8 @@ class StoredSamples(Samples):
         if self.rules.labels == "contiguous" and not len(self._class_ids):
             table = classes_name(shared_prefix(self.manifest.names))
             raise DataError(
-                f"labels='contiguous' needs a class table, and the manifest has none; write '{table}' beside the "
-                'shards, {"1": "name", ...}, and index them anew: dali-pipes prep index URL'
+                f"labels='contiguous' needs a class table, and the manifest has none; write '{table}', "
+                '{"1": "name", ...}, and index the shards anew: dali-pipes prep index URL'
             )
 
     def _table(self, shard: int) -> ShardTable:

@@ -119,13 +119,15 @@ class Store(ABC):
         """
         return self.list(prefix)
 
-    def find_all(self, names: Sequence[str], *more: Sequence[str]) -> "builtins.list[Found]":
-        """Look for the named objects, and for ``more``, in one listing: see `list_all`. One result for each."""
+    def list_names(self, prefix: str) -> "builtins.list[str]":
+        """The names of what `list_all` lists."""
+        return [entry.name for entry in self.list_all(prefix)]
+
+    def find_all(self, names: Sequence[str]) -> "Found":
+        """Look for the named objects in a listing: see `list_all`."""
         from dali_pipes.store.listings import Found
 
-        prefixes = [os.path.commonprefix(each) for each in (names, *more)]  # noqa: RUF071 (by character)
-        listed = self.list_all(os.path.commonprefix(prefixes))  # noqa: RUF071
-        return [Found.among(listed, each) for each in (names, *more)]
+        return Found.among(self.list_all(os.path.commonprefix(names)), names)  # noqa: RUF071 (by character)
 
     @abstractmethod
     def read(self, name: str) -> bytes:

@@ -18,6 +18,7 @@ import xxhash
 from dali_pipes.cache.extents import BLOCK_BYTES
 from dali_pipes.errors import CacheError, DataError, StoreError
 from dali_pipes.fetch.fetcher import Wanted
+from dali_pipes.formats.names import path_in_folder
 from dali_pipes.store.base import Store
 from dali_pipes.store.http.wire import Stopped, StoppedError
 from dali_pipes.store.shard_names import ObjectEntry
@@ -49,7 +50,7 @@ class LocalFetcher:
         """Do nothing: no file stays open."""
 
     def _copy(self, one: Wanted, stopped: Stopped) -> None:
-        where = self._directory / one.name
+        where = self._directory / path_in_folder(one.name)
         try:
             with where.open("rb", buffering=0) as source:
                 found = os.fstat(source.fileno()).st_size
@@ -123,10 +124,13 @@ class LocalStore(Store):
         return str(self.directory)
 
     def locate(self, name: str) -> str:
-        return str(self.directory / name)
+        return str(self._path(name))
 
     def identity(self, name: str) -> str:
-        return str((self.directory / name).resolve())
+        return str(self._path(name).resolve())
+
+    def _path(self, name: str) -> Path:
+        return self.directory / path_in_folder(name)
 
     def exists(self) -> bool:
         return self.directory.is_dir()
@@ -138,27 +142,29 @@ class LocalStore(Store):
             raise StoreError(f"cannot make '{self.url}': {exc.strerror or exc}") from exc
 
     def list(self, prefix: str) -> list[ObjectEntry]:
-        folder = self.directory / prefix.rpartition("/")[0]
-        if not folder.is_dir():
-            return []
-        # Unlike a bucket's, without the folders below: a directory may be the root of the file system.
-        beginning = "" if folder == self.directory else f"{folder.relative_to(self.directory)}/"
-        # Not `Path.iterdir`: a million paths take more memory than their names.
-        names = sorted(beginning + name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
         # Another writer may delete a file while this runs: such a file has no size, and is not listed.
-        entries = (_entry(name, self.directory / name) for name in names if name.startswith(prefix))
+        entries = (_entry(name, self._path(name)) for name in self.list_names(prefix))
         return [entry for entry in entries if entry is not None]
 
-    def find_all(self, names: Sequence[str], *more: Sequence[str]) -> "builtins.list[Found]":
+    def list_names(self, prefix: str) -> builtins.list[str]:
+        """The names of files and folders that start with ``prefix``, sorted: of one folder only, unlike a bucket's."""
+        path = path_in_folder(prefix)
+        folder = self.directory / path.rpartition("/")[0]
+        if not folder.is_dir():
+            return []
+        beginning = f"{prefix.rpartition('/')[0]}/" if "/" in prefix else ""
+        # Not `Path.iterdir`: a million paths take more memory than their names.
+        names = [beginning + name for name in os.listdir(folder) if not name.startswith(".")]  # noqa: PTH208
+        return sorted(name for name in names if name.startswith(prefix))
+
+    def find_all(self, names: Sequence[str]) -> "Found":
         from dali_pipes.store.listings import Found
 
-        # The names may lie in several folders, and one listing covers only one of them.
-        return [
-            Found.of([entry or _entry(name, self.directory / name) for name, entry in zip(each, found, strict=True)])
-            if (found.rows < 0).any()
-            else found
-            for each, found in zip((names, *more), super().find_all(names, *more), strict=True)
-        ]
+        found = super().find_all(names)
+        if (found.rows < 0).any():  # the names may lie in several folders, and one listing covers only one of them
+            entries = zip(names, found, strict=True)
+            return Found.of([entry or _entry(name, self._path(name)) for name, entry in entries])
+        return found
 
     def read(self, name: str) -> bytes:
         with self.open(name) as stream:
@@ -166,7 +172,7 @@ class LocalStore(Store):
 
     def find(self, name: str) -> bytes | None:
         try:
-            return (self.directory / name).read_bytes()
+            return self._path(name).read_bytes()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
         except OSError as exc:
@@ -199,7 +205,7 @@ class LocalStore(Store):
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
         try:
-            stream = (self.directory / name).open("rb")
+            stream = self._path(name).open("rb")
         except OSError as exc:
             raise self._error("read", name, exc) from exc
         with stream:
@@ -215,7 +221,7 @@ class LocalStore(Store):
     def write_new(self, name: str, data: bytes, *, by: str) -> bool:
         """See `Store.write_new`; a hard link gives the file its name, which the system refuses if the name is taken."""
         try:
-            with unnamed_file(self.directory / name, is_new=True) as (stream, publish):
+            with unnamed_file(self._path(name), is_new=True) as (stream, publish):
                 stream.write(data)
                 stream.flush()
                 publish()
@@ -230,7 +236,7 @@ class LocalStore(Store):
             shutil.copyfileobj(source, stream, 1 << 20)
 
     def file(self, name: str, *, size: int) -> Path:
-        return self.directory / name
+        return self._path(name)
 
     def open_fetcher(self) -> LocalFetcher:
         return LocalFetcher(self.directory)
@@ -244,7 +250,7 @@ class LocalStore(Store):
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[BinaryIO]:
         """A stream that creates or replaces an object: it is there whole or not at all."""
-        target = self.directory / name
+        target = self._path(name)
         try:
             with unnamed_file(target) as (stream, publish):
                 yield stream
@@ -254,11 +260,11 @@ class LocalStore(Store):
             raise self._error("write", name, exc) from exc
 
     def size(self, name: str) -> int | None:
-        entry = _entry(name, self.directory / name)
+        entry = _entry(name, self._path(name))
         return None if entry is None else entry.size
 
     def delete(self, name: str) -> None:
-        (self.directory / name).unlink(missing_ok=True)
+        self._path(name).unlink(missing_ok=True)
 
 
 def _entry(name: str, path: Path) -> ObjectEntry | None:

@@ -62,8 +62,7 @@ class ShardSet:
 
     def entries(self) -> Sequence[ObjectEntry]:
         """The store's entry of each shard, see `all_of`. For a shard that is read through an ETL: of the stored one."""
-        (found,) = self.store.find_all(self.names)
-        return self.all_of(found)
+        return self.all_of(self.store.find_all(self.names))
 
     def all_of(self, found: "Found") -> Sequence[ObjectEntry]:
         """What `Store.find_all` found for these shards.

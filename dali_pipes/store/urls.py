@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from dali_pipes.errors import DataError, StoreError, shown
-from dali_pipes.formats.names import index_name, manifest_name, version_start
+from dali_pipes.formats.names import INDEX_ENDING, MANIFEST_ENDING, described, start_of
 from dali_pipes.formats.texts import Texts
 from dali_pipes.store.base import DIRECT, PROVIDERS, SCHEMES, SERVERS, Store
 from dali_pipes.store.local import LocalStore
@@ -38,12 +38,13 @@ _BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
 # A version of a data set is at the end of a URL's last part.
 _VERSION = re.compile(r"(.+)@([1-9][0-9]{0,8})", re.DOTALL)
 _RECORD = re.compile(r"(.*)written(-[0-9]+)?\.json", re.DOTALL)
+_VERSION_FILE = re.compile(r"(.*)manifest@.*", re.DOTALL)
 
 ShardUrls = str | Path | Sequence[str | Path]
 
 
 class Listing(NamedTuple):
-    """What a store lists for a pattern."""
+    """What a store lists for a pattern: the shards, and the files that describe shards of such names."""
 
     shards: list[str]
     """URLs or paths of all objects that are named as shards are, sorted, each once."""
@@ -105,36 +106,32 @@ class Pattern:
             StoreError: If there is no such directory, or the listing of a bucket is not complete: see
                 `Store.list_all`.
         """
-        names = self._listed_names()
-        shards = [name for name in names if ending_of(name)]
+        shards = [name for name in self._listed_names() if ending_of(name)]
         if self.store.directory is None and (odd := next((n for n in shards if not is_object_name(n)), None)):
             raise DataError(
                 f"bucket '{self.store.url}' lists a shard '{without_nul(odd)}'; expected a name without NUL whose "
                 "parts are not empty, '.' or '..'; give it another, or name the shards with braces"
             )
-        ending, place = manifest_name(""), self.store.url.rstrip("/")
-        indexed = [f"{name.removesuffix(index_name(''))}.tar" for name in names if name.endswith(index_name(""))]
-        versions = {name: name.rpartition(version_start(""))[0] for name in names if version_start("") in name}
+        names, place = self.store.list_names(described(self.prefix)), self.store.url.rstrip("/")
+        manifests = [start_of(name, MANIFEST_ENDING) for name in names if name.endswith(MANIFEST_ENDING)]
+        indexed = [f"{start_of(name, INDEX_ENDING)}.tar" for name in names if name.endswith(INDEX_ENDING)]
+        versions = {name: match[1] for name in names if (match := _VERSION_FILE.fullmatch(start_of(name)))}
         return Listing(
             [f"{place}/{name}" for name in self.matching(shards, self.store)],
-            [name.removesuffix(ending) for name in names if name.endswith(ending)],
+            manifests,
             [f"{place}/{name}" for name in self.matching(indexed, self.store)],
-            [f"{place}/{name}" for name, prefix in versions.items() if manifest_name(prefix) not in names],
-            sorted({match[1] for name in names if (match := _RECORD.fullmatch(name))}),
+            [self.store.locate(name) for name, prefix in versions.items() if prefix not in manifests],
+            sorted({match[1] for name in names if (match := _RECORD.fullmatch(start_of(name)))}),
         )
 
     def _listed_names(self) -> list[str]:
         folder = self.store.directory
-        if folder is None:
-            return [entry.name for entry in self.store.list_all(self.prefix)]
-        if self.is_glob:
-            # The manifest of a glob's shards does not match the glob.
+        if folder is not None and self.is_glob:
             pattern = os.path.abspath(self._path)  # noqa: PTH100 (a pattern is no path)
-            found = glob.glob(pattern) + glob.glob(f"{glob.escape(f'{folder}/{self.prefix}')}*")  # noqa: PTH207
-            return sorted({os.path.relpath(path, folder) for path in found})
-        if not folder.is_dir():
+            return sorted(os.path.relpath(path, folder) for path in glob.glob(pattern))  # noqa: PTH207
+        if folder is not None and not folder.is_dir():
             raise StoreError(f"no such directory: '{folder}', of '{self.url}'")
-        return sorted(path.name for path in folder.iterdir() if path.name.startswith(self.prefix))
+        return self.store.list_names(self.prefix)
 
     def choose(self, listed: Sequence[str]) -> list[str]:
         """The shards among listed ones: without compressed copies of them.

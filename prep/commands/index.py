@@ -65,9 +65,9 @@ def index(
     URL is ais://BUCKET/PREFIX, DIRECTORY[/PREFIX], a glob of local tars, or shards with braces. Each shard is read
     once.
 
-    The command writes a shard index beside each shard; one column file, with the keys and labels of all samples; and,
-    last, one manifest. With --etl, each shard is read through the ETL, and these files carry its name: they lie beside
-    those of the stored shards.
+    The command writes a shard index for each shard; one column file, with the keys and labels of all samples; and,
+    last, one manifest. They lie in the folder .dali-pipes: of the bucket, or beside the shards of a directory. With
+    --etl, each shard is read through the ETL, and these files carry its name.
 
     An interrupted command goes on when it is run again: a shard is not read if AIStore's checksum says that its index
     is of these bytes; in other stores, if the index was written after the shard's last change.

@@ -145,8 +145,8 @@ def pack() -> None:
     URL is the output: ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX]. If its last part ends in "-" or "_", the shards'
     names start with it; any other is a folder, in which names start with "samples-". A missing bucket is created.
 
-    The command writes PREFIX000000.tar, PREFIX000001.tar, ... and PREFIXclasses.json. Run an interrupted pack again to
-    finish it: shards that are already complete are not written again.
+    The command writes PREFIX000000.tar, PREFIX000001.tar, ... and, in the folder .dali-pipes, a class table. Run an
+    interrupted pack again to finish it: shards that are already complete are not written again.
     """
 
 

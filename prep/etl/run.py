@@ -126,7 +126,7 @@ def _prepare(shards: ShardSet, output: Output, *, whole: ShardSet, overwrite: bo
     if same := next((name for name in names if store.identity(name) in inputs), None):
         raise ValueError(f"'{store.locate(same)}' is an input; give the output another place or prefix")
     store.create()
-    there = [entry.name for entry in store.find_all(names)[0] if entry is not None]
+    there = [entry.name for entry in store.find_all(names) if entry is not None]
     if there and not overwrite:
         raise StoreError(f"'{store.url}' has {shown(there)} already; pass --overwrite to replace, or another output")
     prefix = output.name_of(shards.prefix)
@@ -145,13 +145,12 @@ def _prepare(shards: ShardSet, output: Output, *, whole: ShardSet, overwrite: bo
 
 def _copy_classes(shards: ShardSet, output: Output) -> None:
     """Copy the class table, if it exists: `prep index` reads it beside the outputs."""
-    name = classes_name(shards.prefix)
-    if (table := shards.store.find(name)) is not None:
+    if (table := shards.store.find(classes_name(shards.prefix))) is not None:
         # Workers import this module, and numpy would cost each of them a tenth of a second.
         from dali_pipes.data_set.indexing import read_class_table
 
         read_class_table(shards.store, shards.prefix)  # so that a broken table is found here, and not by the index
-        output.store.write(output.name_of(name), table)
+        output.store.write(classes_name(output.name_of(shards.prefix)), table)
 
 
 _load = lru_cache(maxsize=1)(load_transform)
@@ -263,7 +262,7 @@ def run_offline(
     _prepare(shards, output, whole=shards, overwrite=overwrite)
     started = time.perf_counter()
     names = [output.name_of(name) for name in shards.names]
-    for entry in target.find_all(names)[0] if overwrite else ():
+    for entry in target.find_all(names) if overwrite else ():
         if entry is not None:  # deleted, so that all outputs that exist afterwards come from this job
             target.delete(entry.name)
     group = source.client.bucket(source.bucket, provider=source.provider).objects(obj_names=list(shards.names))

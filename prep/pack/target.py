@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dali_pipes.errors import StoreError, shown
-from dali_pipes.formats.names import version_start
+from dali_pipes.formats.names import described, version_start
 from dali_pipes.formats.tar_reader import BLOCK
 from dali_pipes.progress import bar
 from dali_pipes.store.base import Store
@@ -252,9 +252,10 @@ class Target:
     def __init__(self, store: Store, prefix: str, *, overwrite: bool) -> None:
         self.store, self.prefix = store, prefix
         self.existing: dict[str, ObjectEntry] = {}
-        """The objects under the prefix, by name, before the pack writes."""
+        """The objects under the prefix, and those that describe such shards, by name, before the pack writes."""
         if store.exists():
-            self.existing = {entry.name: entry for entry in store.list_all(prefix)}
+            listed = [*store.list_all(prefix), *store.list_all(described(prefix))]
+            self.existing = {entry.name: entry for entry in listed}
         self.stale: list[str] = []
         """The shards to be deleted at the end; see `find_stale`."""
         self._overwrite = overwrite

@@ -19,6 +19,7 @@ from dali_pipes.formats.names import (
     LABEL_COMPONENT,
     classes_name,
     columns_name,
+    described,
     index_name,
     manifest_name,
     recoded_name,
@@ -252,9 +253,9 @@ def find_existing(plan: ShufflePlan) -> dict[str, ObjectEntry]:
 
 
 def list_outputs(plan: ShufflePlan) -> dict[str, ObjectEntry]:
-    """List the objects whose names start with a prefix of the output."""
+    """List the objects whose names start with a prefix of the output, and those that describe such shards."""
     by_folder: dict[str, list[str]] = {}
-    for prefix in sorted(plan.prefixes):
+    for prefix in sorted([*plan.prefixes, *map(described, plan.prefixes)]):
         by_folder.setdefault(prefix.rpartition("/")[0], []).append(prefix)
     entries: dict[str, ObjectEntry] = {}
     for prefixes in by_folder.values():

@@ -13,7 +13,7 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.indexing import read_manifest
 from dali_pipes.errors import DataError, PipesError, printable, shown
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.names import LABEL_COMPONENT, index_name, manifest_name
+from dali_pipes.formats.names import LABEL_COMPONENT, MANIFEST_ENDING, described, index_name, start_of
 from dali_pipes.formats.photo_names import photo_roles
 from dali_pipes.formats.sample_columns import Columns
 from dali_pipes.formats.shard_index import ShardIndex
@@ -142,10 +142,9 @@ def sets_beside(old: Newest) -> Iterator[Newest]:
     """The other data sets of the same folder that have a manifest."""
     folder, slash, _ = old.prefix.rpartition("/")
     folder += slash
-    ending = manifest_name("")
-    for entry in old.store.list_all(folder):
-        prefix = entry.name.removesuffix(ending)
-        if prefix in (entry.name, old.prefix) or "/" in prefix[len(folder) :]:
+    for name in old.store.list_names(described(folder)):
+        prefix = start_of(name, MANIFEST_ENDING)
+        if not name.endswith(MANIFEST_ENDING) or prefix == old.prefix or "/" in prefix[len(folder) :]:
             continue
         manifest = read_manifest(old.store, prefix)
         if manifest is not None:

@@ -26,7 +26,7 @@ from dali_pipes.store.urls import open_store
 from tests import loaders
 from tests.dali_pipes.raw import raw
 from tests.servers.scripted import Script, Visit, scripted
-from tests.shards import Sample, photo_bytes, write_shards
+from tests.shards import Sample, photo_bytes, write_classes, write_shards
 
 TOKEN = "eyJhbGciOi-t0ken-of-this-test"
 PASSWORD = "hunter2-and-more"
@@ -256,7 +256,7 @@ def test_no_span_page_or_metric_shows_a_secret(
         for number, text in enumerate(texts)
     ]
     shards = write_shards(tmp_path / TOKEN, samples, per_shard=3)
-    (shards / "s-classes.json").write_text(json.dumps({"0": f"sig={quote(KEY, safe='')}", "1": KEY}))
+    write_classes(shards, {"0": f"sig={quote(KEY, safe='')}", "1": KEY})
     (shards / "s-000001.tar").write_bytes(b"no tar " + KEY.encode() * 30)
     with loaders.open_loader(shards, raw, batch_size=1) as loader:
         loader.name = KEY

@@ -44,7 +44,7 @@ def test_each_node_fetches_only_its_slice(shards: Path, samples: list[Sample], t
     for _ in range(2):
         read_epoch(loaders, samples)
     fetched = [loader.stats()["fetched_bytes"] for loader in loaders]
-    total = sum(path.stat().st_size for path in shards.iterdir() if path.name.endswith((".tar", ".index.safetensors")))
+    total = sum(path.stat().st_size for path in shards.rglob("*") if path.name.endswith((".tar", ".index.safetensors")))
     assert sum(fetched) == total
     assert 0.4 * total < fetched[0] < 0.6 * total
     for loader in loaders:

@@ -97,7 +97,7 @@ def test_commands_of_small_shards_run(tmp_path: Path) -> None:
     for name in ("IMG_1.HEIC", "IMG_2.avif"):
         photo.save(tmp_path / "phone" / name)
     assert run_blocks(DOCS / "how-to" / "small-shards.md", folder=tmp_path) == 4
-    assert len(list((tmp_path / "shards").glob("*-recoded.json"))) == 4
+    assert len(list((tmp_path / "shards").glob(".dali-pipes/*-recoded.json"))) == 4
 
 
 def test_photos_with_boxes_and_tokens_are_packed_as_recipes_says(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tests.shards import Sample, mask_bytes, photo_bytes, write_shards
+from tests.shards import Sample, mask_bytes, photo_bytes, write_classes, write_shards
 
 SCRIPT = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 KEY = "a<script>alert(1)&\"'-"
@@ -15,8 +15,7 @@ CUT_OFF, NO_PHOTO, OTHER_MASK, NO_MASK, TURNED = 5, 6, 4, 7, 8
 
 def write_hostile(directory: Path) -> Path:
     """24 samples in three shards, classes 0 to 2, of which 1 and 2 have names; some are bad."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "s-classes.json").write_text(json.dumps({"1": f"cat {SCRIPT}", "2": "dog", "0": "cow"}))
+    write_classes(directory, {"1": f"cat {SCRIPT}", "2": "dog", "0": "cow"})
     samples = []
     for number in range(NUM):
         components = {

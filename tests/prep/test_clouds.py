@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from dali_pipes.errors import StoreError
+from dali_pipes.formats.names import manifest_name
 from dali_pipes.store.urls import open_store
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.prep.versions.sets import class_folders
 from tests.servers.clouds import KINDS, cloud_bucket
+from tests.shards import contents_of
 
 
 @pytest.fixture(params=KINDS)
@@ -32,10 +34,10 @@ def test_every_stage_writes_what_a_directory_gets(cloud_url: str, photos: Path, 
         run_prep("index", f"{place}/b-")
         run_prep("transform", f"{place}/b-", f"{place}/c-", "--function", "tests.prep.workers_tasks:unchanged")
     for prefix in ("a-", "b-", "c-"):
-        found, expected = ({entry.name: store.read(entry.name) for entry in store.list(prefix)} for store in stores)
+        found, expected = (contents_of(store, prefix) for store in stores)
         assert len([name for name in found if name.endswith(".tar")]) == 4
         assert found.keys() == expected.keys()
-        assert {name for name in found if found[name] != expected[name]} <= {f"{prefix}manifest.safetensors"}
+        assert {name for name in found if found[name] != expected[name]} <= {manifest_name(prefix)}
 
 
 def test_a_data_set_lives_there(cloud_url: str, photos: Path, tmp_path: Path) -> None:

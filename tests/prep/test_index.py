@@ -117,7 +117,7 @@ def test_index_that_is_run_again_takes_over_only_indexes_of_the_shards_as_they_a
 
     def index_again(**options: bool) -> list[bytes]:
         index_shards(resolve_shards(four_shards, endpoint=None), on_before=before.append, **options)
-        return [(four_shards / name).read_bytes() for name in ("s-manifest.safetensors", *map(index_name, NAMES))]
+        return [(four_shards / name).read_bytes() for name in (manifest_name("s-"), *map(index_name, NAMES))]
 
     wait_for_clock(four_shards)
     files = index_again(anew=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from tests.servers.scripted import Visit
+from tests.shards import files_of
 
 
 class ExpiringBucket:
@@ -52,9 +53,9 @@ class ExpiringBucket:
     def _listing(self, asked: dict[str, list[str]]) -> bytes:
         prefix, after = (asked.get(field, [""])[0] for field in ("prefix", "start-after"))
         entries = "".join(
-            f"<Contents><Key>{quote(path.name)}</Key><Size>{path.stat().st_size}</Size><ETag>1</ETag>"
+            f"<Contents><Key>{quote(name)}</Key><Size>{(self._folder / name).stat().st_size}</Size><ETag>1</ETag>"
             "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
-            for path in sorted(self._folder.iterdir())
-            if path.name.startswith(prefix) and path.name > after
+            for name in files_of(self._folder)
+            if name.startswith(prefix) and name > after
         )
         return f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>".encode()

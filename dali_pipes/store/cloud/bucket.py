@@ -5,7 +5,6 @@
 
 import base64
 import binascii
-import builtins
 import contextlib
 import hashlib
 import hmac
@@ -78,7 +77,7 @@ class BucketObjects(CloudObjects):
         chain = CHAINS.get(settings.scheme)
         super().__init__(
             self.signed,
-            locate=lambda name: f"{settings.url}/{name}",
+            locate=settings.locate,
             access=HttpAccess.of_cloud(settings.origin),
             service=settings.cloud,
             advice=f"credentials are looked for in this order: {chain}" if chain else "",
@@ -172,6 +171,9 @@ class CloudStore(RemoteStore):
     def url(self) -> str:
         return self.settings.url
 
+    def locate(self, name: str) -> str:
+        return self.settings.locate(name)
+
     def exists(self) -> bool:
         if self._is_read_only:
             return True
@@ -252,17 +254,17 @@ class CloudStore(RemoteStore):
                 return
             yield page
 
-    def find_all(self, names: Sequence[str], *more: Sequence[str]) -> "builtins.list[Found]":
+    def find_all(self, names: Sequence[str]) -> "Found":
         from dali_pipes.store.listings import Found
 
         if not self._is_read_only:
-            return super().find_all(names, *more)
+            return super().find_all(names)
 
         def entry(name: str) -> ObjectEntry | None:
             size = self.size(name)
             return None if size is None else ObjectEntry(name=name, size=size, checksum=None)
 
-        return [Found.of(list(map(entry, each))) for each in (names, *more)]
+        return Found.of(list(map(entry, names)))
 
     def missing(self, name: str, exc: MissingObjectError) -> StoreError:
         what = f"bucket '{self.url}'" if exc.is_bucket else f"object '{self.locate(name)}'"
@@ -338,7 +340,8 @@ class CloudStore(RemoteStore):
 
     def size(self, name: str) -> int | None:
         with contextlib.suppress(MissingObjectError):
-            return int(self.source.send(self.locate(name), lambda obstore, store: obstore.head(store, name)["size"]))
+            path = self.settings.path(name)
+            return int(self.source.send(self.locate(name), lambda obstore, store: obstore.head(store, path)["size"]))
         return None
 
     def delete(self, name: str) -> None:

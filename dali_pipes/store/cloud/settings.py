@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from dali_pipes.errors import StoreError, keep_secret, printable
+from dali_pipes.formats.names import path_in_folder
 from dali_pipes.store.base import SERVERS
 from dali_pipes.store.cloud.profiles import ProfileCredentials
 
@@ -164,7 +165,15 @@ class CloudSettings:
 
     def plain_url(self, name: str) -> str:
         """The URL of an object that needs no signature."""
-        return f"{self.base_url}/{quote(name, safe='/-_.~')}"
+        return f"{self.base_url}/{quote(self.path(name), safe='/-_.~')}"
+
+    def path(self, name: str) -> str:
+        """Where an object lies: on a server as in a directory, whose files it may be."""
+        return path_in_folder(name) if self.scheme in SERVERS else name
+
+    def locate(self, name: str) -> str:
+        """The URL of an object, for messages."""
+        return f"{self.url}/{self.path(name)}"
 
     @cached_property
     def opened(self) -> "ObstoreStore":

@@ -2,7 +2,8 @@
 
 Code that indexes, stages or repairs shards need not know about ETLs. It asks for ``x-000000.tar`` and gets the shard
 that the ETL makes of the stored one. It asks for ``x-manifest.safetensors`` and gets the manifest of the transformed
-shards, which lies beside the other manifest as ``x-manifest.NAME.etl.safetensors``. Both share one class table.
+shards, which lies beside the other manifest as ``x-manifest.NAME.etl.safetensors``, in ``.dali-pipes/``. Both share one
+class table.
 
 The size and the checksum of a transformed shard are unknown until it was read. An ETL sends a shard whole, from the
 first byte, whatever range is asked for, mostly without its length, and without a checksum. So each attempt starts
@@ -17,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from dali_pipes.errors import DataError, StoreError, shown
 from dali_pipes.fetch.fetcher import Wanted
@@ -32,12 +33,15 @@ from dali_pipes.store.http.wire import Answer
 from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.shard_set import ShardSet
 
+if TYPE_CHECKING:
+    from dali_pipes.store.listings import Found
+
 _log = logging.getLogger(__name__)
 
 SILENCE_S = 300.0
 """No byte comes before the transform is done. AIStore ends a transform after the ETL's ``obj_timeout``."""
 _DESCRIBES = ".safetensors"
-# Class tables lie beside the shards too, but their names do not contain an ETL's.
+# Class tables lie there too, but their names do not contain an ETL's.
 _CLASSES = ".json"
 _BLOCK_BYTES = 1 << 20
 # The stage of an ETL that can be read through, and all stages that a cluster knows.
@@ -175,6 +179,9 @@ class TransformedStore(Store):
 
     def list_all(self, prefix: str) -> Sequence[ObjectEntry]:
         return self.stored.list_all(prefix)
+
+    def find_all(self, names: Sequence[str]) -> "Found":
+        return self.stored.find_all(list(map(self.stored_name, names)))
 
     def read(self, name: str) -> bytes:
         if not self.is_shard(name):

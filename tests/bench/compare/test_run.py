@@ -94,7 +94,7 @@ def test_run_indexes_shards_without_an_index_once_for_all(
 
     def turn(job: TurnJob, **keywords: object) -> LoaderTurn:
         folders.update(Path(url).parent for url in job.urls)
-        assert [*Path(job.urls[0]).parent.glob("*manifest.safetensors")]
+        assert [*Path(job.urls[0]).parent.glob(".dali-pipes/*manifest.safetensors")]
         return made_up_turn(job)
 
     monkeypatch.setattr("bench.compare.run.run_turn", turn)

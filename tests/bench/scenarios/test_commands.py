@@ -50,7 +50,7 @@ def test_open_measures_ranks_and_listings(tmp_path: Path, monkeypatch: pytest.Mo
     for one in records:
         (turn,) = one["repeats"]
         if one["setting"]["ranks"] == "listing":
-            assert (turn["requests"], turn["num_names"]) == ({"list": 1}, 61)
+            assert (turn["requests"], turn["num_names"]) == ({"list": 1}, 30)
         else:
             assert turn["requests"]["manifest"] == 2
             assert "list" not in turn["requests"]

@@ -9,7 +9,7 @@ import urllib3
 from bench.tools.gateway import Gateway, _Routes, read_counter
 from bench.tools.simulated_bucket import BODIES, BUCKET, PREFIX, SimulatedBucket, simulated_bucket
 from dali_pipes.data_set.indexing import index_in_memory, read_index, read_manifest
-from dali_pipes.formats.names import index_name
+from dali_pipes.formats.names import described, index_name, manifest_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.shard_set import ShardSet
@@ -77,11 +77,11 @@ def test_bucket_is_listed_in_pages_and_holds_what_indexing_finds(simulated: Simu
     Shards that are indexed anew have the checksums, sizes and indexes that the server made up.
     """
     before = simulated.requests.copy()
-    found = {entry.name: entry.size for entry in store.list(PREFIX)}
+    found = {entry.name: entry.size for start in (PREFIX, described(PREFIX)) for entry in store.list(start)}
     asked = simulated.requests - before
     assert len(found) == 2 * NUM_SHARDS + 1
     assert asked["list"] == 6
-    for name in (f"{PREFIX}00002499.tar", f"{PREFIX}manifest.safetensors"):
+    for name in (f"{PREFIX}00002499.tar", manifest_name(PREFIX)):
         assert found[name] == len(store.read(name))
     manifest = read_manifest(store, PREFIX)
     assert manifest is not None

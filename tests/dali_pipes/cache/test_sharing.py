@@ -81,7 +81,7 @@ class Job:
 
 def objects_bytes(shards: Path) -> int:
     """Bytes of all shards and their indexes."""
-    return sum(path.stat().st_size for path in shards.iterdir() if path.name.endswith((".tar", ".index.safetensors")))
+    return sum(path.stat().st_size for path in shards.rglob("*") if path.name.endswith((".tar", ".index.safetensors")))
 
 
 def check_rows(rows: list[dict[str, int]], samples: list[Sample]) -> None:

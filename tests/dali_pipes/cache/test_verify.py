@@ -43,7 +43,7 @@ class Job:
 
     def _is_right(self, shard: int) -> bool:
         path = self.directory / self.indexed.manifest.names[shard]
-        index = path.with_name(index_name(path.name))
+        index = self.directory / index_name(path.name)
         return (
             self.share.shard_extent(shard).read() == path.read_bytes()
             and self.share.index_extent(shard).read() == index.read_bytes()

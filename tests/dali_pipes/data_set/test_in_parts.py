@@ -17,7 +17,7 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from tests.dali_pipes.data_set.test_mixture import find
-from tests.shards import Sample, photo_bytes, write_tar
+from tests.shards import Sample, copy_files, photo_bytes, write_tar
 
 NUM_SHARDS, PER_SHARD = 5, 7
 
@@ -114,8 +114,7 @@ def test_column_file_of_another_manifest_or_replaced_is_refused(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(column_file, "_HEAD_BYTES", 16)
-    for path in shards.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    copy_files(shards, LocalStore(tmp_path))
     data_set = DataSet(resolve_shards(tmp_path, endpoint=None))
     parts = data_set.columns_in_parts()
     next(parts)

@@ -12,7 +12,7 @@ from dali_pipes.formats.names import classes_name, split_key
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.shards import make_samples, photo_bytes, tar_bytes, write_shards
+from tests.shards import make_samples, photo_bytes, tar_bytes, write_classes, write_shards
 
 
 def index_of(data: bytes, *, name: str = "t.tar", **options: object) -> ShardIndex:
@@ -99,9 +99,8 @@ def test_index_shards_takes_the_class_table_that_pack_left(tmp_path: Path) -> No
     """Names go from the table beside the shards into the manifest; a broken table is named."""
     write_shards(tmp_path, make_samples([(20, 20)] * 2), per_shard=2, index=False)
     shards = resolve_shards(tmp_path, endpoint=None)
-    table = tmp_path / classes_name(shards.prefix)
-    table.write_text('{"1": "Abyssinian", "2": "Bengal"}')
+    write_classes(tmp_path, {"1": "Abyssinian", "2": "Bengal"})
     assert index_shards(shards).classes == {1: "Abyssinian", 2: "Bengal"}
-    table.write_text("[1]")
+    (tmp_path / classes_name(shards.prefix)).write_text("[1]")
     with pytest.raises(DataError, match=r"class table '.*classes.json': expected"):
         index_shards(shards)

@@ -12,7 +12,7 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import classes_name
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
-from tests.shards import Sample, make_samples, write_shards, write_tar
+from tests.shards import Sample, make_samples, write_classes, write_shards, write_tar
 
 
 def find(mixture: Mixture, *, endpoint: str | None = None) -> NamedSets:
@@ -24,7 +24,7 @@ def find(mixture: Mixture, *, endpoint: str | None = None) -> NamedSets:
 def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five shards of two samples, class ids 1 to 5, with a table."""
     directory = write_shards(tmp_path_factory.mktemp("pets"), make_samples([(30, 20)] * 10), per_shard=2, index=False)
-    (directory / classes_name("s-")).write_text('{"1": "a", "2": "b", "3": "c", "4": "d", "5": "e"}')
+    write_classes(directory, {"1": "a", "2": "b", "3": "c", "4": "d", "5": "e"})
     index_shards(resolve_shards(directory, endpoint=None))
     return directory
 
@@ -69,7 +69,7 @@ def test_set_that_is_not_there_is_named(pets: Path, tmp_path: Path) -> None:
 def test_class_tables_that_disagree_are_refused_for_contiguous_labels(pets: Path, tmp_path: Path) -> None:
     """The same id with two names, naming both sets; or no table at all."""
     write_shards(tmp_path, make_samples([(20, 20)] * 2), per_shard=2, index=False)
-    (tmp_path / classes_name("s-")).write_text('{"1": "a", "2": "boxer"}')
+    write_classes(tmp_path, {"1": "a", "2": "boxer"})
     index_shards(resolve_shards(tmp_path, endpoint=None))
     indexed = DataSet(find(Mixture({"pets": pets, "own": tmp_path})))
     with pytest.raises(

@@ -12,7 +12,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import Pattern
 from prep.commands.group import prep
-from tests.shards import make_samples, make_source, pack, write_tar
+from tests.shards import contents_of, make_samples, make_source, pack, write_tar
 
 LAST = "samples-000003.tar"
 IDENTITY = "tests.dali_pipes.etl_transforms:as_told"
@@ -58,14 +58,14 @@ def test_commands_refuse_packed_shards_of_which_the_last_is_not_listed(
     """Their numbers have no gap: the record alone knows it. Nothing is written."""
     store: Store = request.getfixturevalue(kind)
     store.delete(LAST)
-    before = [entry.name for entry in store.list("")]
+    before = contents_of(store)
     done = run(store, command, store.locate("samples-"), *options)
     assert isinstance(done.exception, StoreError)
     text = str(done.exception)
     assert f"no shard '{store.locate(LAST)}'" in text
     assert "samples-written.json' lists 4 shards with 40 samples, missing: 1 of 4" in text
     assert "--allow-missing" in text
-    assert [entry.name for entry in store.list("")] == before
+    assert contents_of(store) == before
 
 
 def test_allow_missing_goes_on_says_what_is_lost_and_ends_the_record(
@@ -96,7 +96,7 @@ def test_shuffled_and_transformed_shards_have_a_record_of_their_own(directory: S
     for _, command in outputs:
         done = run(directory, *command)
         assert done.exit_code == 0, done.exception
-    assert (tmp_path / "shards" / "shuffled-val-written.json").exists()
+    assert (tmp_path / "shards" / ".dali-pipes/shuffled-val-written.json").exists()
     for prefix in {prefix for prefix, _ in outputs}:
         Path(f"{prefix}000000.tar").unlink()
         done = run(directory, "index", prefix)

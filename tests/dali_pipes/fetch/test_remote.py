@@ -11,7 +11,7 @@ import dali_pipes as dp
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from tests.loaders import keys_of
-from tests.shards import fill_bucket
+from tests.shards import copy_files, fill_bucket
 
 KEYS = [f"s{i:05d}" for i in range(23)]
 
@@ -57,8 +57,7 @@ def test_without_an_endpoint_an_embedded_node_serves_the_default_folder(
     with embedded_node.start(tmp_path / "dali-pipes" / "embedded") as node:
         store = AisStore(node.endpoint, "pets")
         store.create()
-        for path in small_shards.glob("s-*"):
-            store.upload(path.name, path)
+        copy_files(small_shards, store)
     with dp.loader(
         "ais://pets/s-", dp.segmentation(crop=16), batch_size=5, device="cpu", outputs=dp.Outputs(keys=True)
     ) as loader:

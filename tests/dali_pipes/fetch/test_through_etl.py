@@ -37,7 +37,7 @@ from tests import loaders
 from tests.dali_pipes.fetch.served import Place, checksum
 from tests.loaders import keys_of
 from tests.servers.scripted import Visit, scripted
-from tests.shards import Sample, make_samples, write_shards
+from tests.shards import Sample, copy_files, make_samples, write_shards
 
 TRANSFORMS = "tests.dali_pipes.etl_transforms"
 KEYS = [f"s{i:05d}" for i in range(12)]
@@ -70,16 +70,14 @@ def bucket(node: str, plain: Path) -> AisStore:
     """A bucket of its own with the shards and what describes them."""
     store = AisStore(node, f"through-{uuid.uuid4().hex[:8]}")
     store.create()
-    for path in plain.iterdir():
-        store.upload(path.name, path)
+    copy_files(plain, store)
     return store
 
 
 def tell(store: AisStore, act: bytes, directory: Path, *, keys: Sequence[str] = KEYS) -> None:
     """Replace the shards by others of which some samples tell the ETL ``as-told`` what to do."""
     samples = [Sample(s.key, s.components | ({"act": act} if s.key in keys else {})) for s in SAMPLES]
-    for path in write_shards(directory, samples, per_shard=4, index=False).iterdir():
-        store.upload(path.name, path)
+    copy_files(write_shards(directory, samples, per_shard=4, index=False), store)
 
 
 def shards_of(store: AisStore, etl: str) -> ShardSet:
@@ -141,8 +139,8 @@ def test_batches_are_those_of_shards_that_were_transformed_here(
     told = f"as ETL 'small-pets' gives them: indexed 3 of them in .* dali-pipes prep index '{bucket.url}/s-'"
     assert bool(re.search(told, caplog.text)) is not is_indexed
     written = {entry.name for entry in bucket.list("")} - set(before)
-    names = [f"s-00000{n}.index.small-pets.etl.safetensors" for n in range(3)]
-    names += ["s-columns.small-pets.etl.safetensors", "s-manifest.small-pets.etl.safetensors"]
+    names = [f".dali-pipes/s-00000{n}.index.small-pets.etl.safetensors" for n in range(3)]
+    names += [".dali-pipes/s-columns.small-pets.etl.safetensors", ".dali-pipes/s-manifest.small-pets.etl.safetensors"]
     assert written == (set(names) if is_indexed else set())
 
 
@@ -328,20 +326,20 @@ def test_a_manifest_says_through_which_etl(bucket: AisStore) -> None:
     """Read back as it was written; one that was renamed, or says what cannot be, is refused."""
     shards = shards_of(bucket, "as-told")
     made = index_shards(shards)
-    name = "s-manifest.as-told.etl.safetensors"
+    name = ".dali-pipes/s-manifest.as-told.etl.safetensors"
     data = bucket.read(name)
     assert Manifest.from_bytes(data, where="m").to_bytes() == data
     assert Manifest.from_bytes(data, where="m").digest == made.digest
     assert made.take(np.array([1, 0])).etl == "as-told"
     with pytest.raises(DataError, match="damaged dali-pipes manifest: 'etl' is "):
         Manifest.from_bytes(dataclasses.replace(made, etl="as told").to_bytes(), where="m")
-    bucket.write("s-manifest.safetensors", data)
+    bucket.write(".dali-pipes/s-manifest.safetensors", data)
     stored = resolve_shards(f"{bucket.url}/s-", endpoint=bucket.endpoint)
     with pytest.raises(
         DataError, match=r"describes shards as ETL 'as-told' gives them, expected one of shards as they are st"
     ):
         find_manifest(stored)
-    bucket.write(transformed_name("s-manifest.safetensors", etl="small-pets"), data)
+    bucket.write(transformed_name(".dali-pipes/s-manifest.safetensors", etl="small-pets"), data)
     with pytest.raises(DataError, match=r"expected one of shards as ETL 'small-pets' gives them; .*--etl small-pets"):
         find_manifest(shards_of(bucket, "small-pets"))
 
@@ -349,17 +347,17 @@ def test_a_manifest_says_through_which_etl(bucket: AisStore) -> None:
 def test_a_bucket_as_an_etl_shows_it(bucket: AisStore, plain: Path) -> None:
     store = TransformedStore(bucket, "as-told")
     data = (plain / "s-000001.tar").read_bytes()
-    bucket.write("s-classes.json", b"{}")
+    bucket.write(".dali-pipes/s-classes.json", b"{}")
     assert store.read("s-000001.tar") == data
     assert store.read_range("s-000001.tar", start=1_000, size=70_000) == data[1_000:71_000]
-    assert store.read("s-classes.json") == b"{}"
-    assert store.size("s-manifest.safetensors") is None
-    store.write("s-manifest.safetensors", b"12345")
-    assert bucket.read("s-manifest.as-told.etl.safetensors") == b"12345"
-    assert store.read_range("s-manifest.safetensors", start=1, size=2) == b"23"
-    store.delete("s-manifest.safetensors")
-    assert store.size("s-manifest.safetensors") is None
-    assert bucket.size("s-manifest.safetensors") is not None
+    assert store.read(".dali-pipes/s-classes.json") == b"{}"
+    assert store.size(".dali-pipes/s-manifest.safetensors") is None
+    store.write(".dali-pipes/s-manifest.safetensors", b"12345")
+    assert bucket.read(".dali-pipes/s-manifest.as-told.etl.safetensors") == b"12345"
+    assert store.read_range(".dali-pipes/s-manifest.safetensors", start=1, size=2) == b"23"
+    store.delete(".dali-pipes/s-manifest.safetensors")
+    assert store.size(".dali-pipes/s-manifest.safetensors") is None
+    assert bucket.size(".dali-pipes/s-manifest.safetensors") is not None
 
 
 def test_index_command(bucket: AisStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +365,10 @@ def test_index_command(bucket: AisStore, capsys: pytest.CaptureFixture[str], mon
     command = ["prep", "index", f"{bucket.url}/s-", "--endpoint", bucket.endpoint, "--etl"]
     assert main([*command, "as-told", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["etl"], told["manifest"]) == ("as-told", f"{bucket.url}/s-manifest.as-told.etl.safetensors")
+    assert (told["etl"], told["manifest"]) == (
+        "as-told",
+        f"{bucket.url}/.dali-pipes/s-manifest.as-told.etl.safetensors",
+    )
     assert main([*command, "not-there"]) == 1
     assert "no ETL 'not-there'" in capsys.readouterr().err
     monkeypatch.delenv("AIS_ENDPOINT", raising=False)

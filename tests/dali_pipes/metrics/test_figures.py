@@ -42,7 +42,7 @@ def test_figures_of_an_epoch(loader: dp.Loader, small_shards: Path, small_sample
     rest = sum(1 for _ in loader)
     after = loader.stats()
     assert (after["samples"], after["batches"], after["position_samples"]) == (23, rest + 1, 23)
-    files = [*small_shards.glob("*.tar"), *small_shards.glob("*.index.safetensors")]
+    files = [*small_shards.glob("*.tar"), *small_shards.rglob("*.index.safetensors")]
     assert after["fetched_shards"] == 4
     assert after["fetched_bytes"] == sum(path.stat().st_size for path in files)
     # What the graph reads of a sample, and no other component.

@@ -141,7 +141,7 @@ def test_labels_contiguous_are_places_in_the_class_table() -> None:
         _ = DataSet([strange]).samples(labels="contiguous").rows(ordinals).labels
     without = DataSet([make_index(0, 6)], classes={})
     without.stored().check_labels()
-    with pytest.raises(DataError, match=r"needs a class table, and the manifest has none; write 's-classes.json'"):
+    with pytest.raises(DataError, match=r"and the manifest has none; write '.dali-pipes/s-classes.json'"):
         without.stored(labels="contiguous").check_labels()
 
 

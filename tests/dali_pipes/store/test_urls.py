@@ -39,7 +39,7 @@ def test_open_store_with_bad_url_says_what_is_expected(url: str, endpoint: str |
 
 @pytest.fixture
 def tars(tmp_path: Path) -> Path:
-    for name in ("a-000000.tar", "a-000001.tar", "b-000000.tar", "a-classes.json", "sub/c-0.tar"):
+    for name in ("a-000000.tar", "a-000001.tar", "b-000000.tar", ".dali-pipes/a-classes.json", "sub/c-0.tar"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     return tmp_path

@@ -22,7 +22,7 @@ from prep.sources.record import as_entry
 from prep.tar.writer import Range
 from tests.dali_pipes.cache.damage import Loader, copy, fill
 from tests.fuzz.target import Answer, BrokenPromiseError, Target
-from tests.shards import hf, make_samples, write_shards
+from tests.shards import files_of, hf, make_samples, write_shards
 from tests.simulated import read_column_file
 
 
@@ -96,7 +96,7 @@ class FormatTarget(Target):
         """Name -> bytes, of a data set of two shards."""
         with tempfile.TemporaryDirectory(prefix="dali-pipes-seeds-") as folder:
             path = write_shards(Path(folder) / "s", make_samples([(9, 8)] * 5), per_shard=3)
-            return {file.name: file.read_bytes() for file in path.iterdir()}
+            return files_of(path)
 
     def check(self, data: bytes) -> Answer:
         try:
@@ -116,7 +116,7 @@ class Manifests(FormatTarget):
     """`Manifest.from_bytes`."""
 
     def seeds(self) -> Sequence[bytes]:
-        data = self.files["s-manifest.safetensors"]
+        data = self.files[".dali-pipes/s-manifest.safetensors"]
         first = Manifest.from_bytes(data, where="m")
         texts = {"what": "add"} | dict.fromkeys(("date", "token", "command", "digest"), "")
         history = tuple(Change(version=version, num_samples=5, num_shards=2, **texts) for version in (1, 2))
@@ -142,10 +142,10 @@ class ColumnFiles(FormatTarget):
     """Column files, read whole."""
 
     def seeds(self) -> Sequence[bytes]:
-        return [self.files["s-columns.safetensors"]]
+        return [self.files[".dali-pipes/s-columns.safetensors"]]
 
     def read(self, data: bytes) -> bytes:
-        manifest = Manifest.from_bytes(self.files["s-manifest.safetensors"], where="m")
+        manifest = Manifest.from_bytes(self.files[".dali-pipes/s-manifest.safetensors"], where="m")
         return read_column_file(data, manifest=manifest).to_bytes(manifest=manifest.shards_digest)
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from dali_pipes.data_set.indexing import parse_label, read_class_table
 from dali_pipes.errors import PipesError
 from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.names import classes_name
 from dali_pipes.graph.recipes.captions import pad_tokens, read_tokens
 from dali_pipes.graph.recipes.detection import MAX_LABEL, check_boxes, move_boxes, read_boxes
 from dali_pipes.order.inputs import OrderInputs
@@ -77,8 +78,8 @@ class Texts(Readers):
         return [json.dumps(classes).encode(), path.read_bytes(), json.dumps(state).encode(), b" 7\n"]
 
     def readers(self, data: bytes) -> dict[str, Callable[[], Any]]:
-        for name in ("tuning.json", "s-classes.json"):
-            (self.folder / name).write_bytes(data)
+        for name in ("tuning.json", classes_name("s-")):
+            LocalStore(self.folder).write(name, data)
         _is_taken(lambda: _names(data))  # this reader takes almost any text as one name
         return {
             "class table": lambda: _check_classes(self.folder),

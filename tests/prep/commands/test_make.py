@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 from dali_pipes.errors import DataError, StoreError
-from dali_pipes.formats.names import version_start
+from dali_pipes.formats.names import columns_name, manifest_name, version_start
+from dali_pipes.store.local import LocalStore
 from tests.docs.pages import run_python
 from tests.prep.commands.calls import json_of_prep, run_prep
 from tests.prep.versions.sets import class_folders
-from tests.shards import photo_bytes, tar_bytes, write_pets
+from tests.shards import files_of, photo_bytes, tar_bytes, write_pets
 
 _make = partial(run_prep, "make")
 _json = partial(json_of_prep, "make")
@@ -39,7 +40,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def _bytes_of(folder: Path) -> dict[str, tuple[bytes, int]]:
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted(folder.iterdir())}
+    return {name: (data, (folder / name).stat().st_mtime_ns) for name, data in files_of(folder).items()}
 
 
 def test_folder_to_first_batch_is_one_command_and_its_program(photos: Path, tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_run_again_writes_only_what_is_lacking(photos: Path, tmp_path: Path) -> 
     assert again.stdout == first["python"]
     assert again.stderr.count("there already") == 4  # pack, shuffle, and the indexes of both splits
     assert _bytes_of(out) == made
-    for name in ("samples-000000.tar", "train-000000.tar", "val-columns.safetensors", "val-manifest.safetensors"):
+    for name in ("samples-000000.tar", "train-000000.tar", columns_name("val-"), manifest_name("val-")):
         (out / name).unlink()
     _make(*QUICK, photos, out, "--split", SHARES)
     after = _bytes_of(out)
@@ -172,7 +173,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(
     photos: Path, arguments: list[str], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(photos.parent)
-    Path(f"{version_start('shuffled-')}1.json").touch()
+    LocalStore(Path()).write(f"{version_start('shuffled-')}1.json", b"")
     files = sorted(photos.parent.rglob("*"))
     _make(*arguments, expect=error, match=message)
     assert sorted(photos.parent.rglob("*")) == files

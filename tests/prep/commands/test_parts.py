@@ -9,7 +9,7 @@ from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from tests.prep.commands.calls import call_prep, json_of_prep, run_prep
 from tests.prep.versions.sets import class_folders
-from tests.shards import make_source, pack
+from tests.shards import files_of, make_source, pack
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+    return {path.rpartition("/")[2]: data for path, data in files_of(directory).items()}
 
 
 def refused(*words: str | Path) -> str:
@@ -55,12 +55,12 @@ def test_parts_of_an_index_are_merged_to_the_whole(directory: Path) -> None:
         assert "nothing to do: part 7/8 of '" in run_prep(command, directory, "--part", "7/8").stdout
     assert "nothing to do" in run_prep("transform", directory, "out", "--function", "pets", "--part", "7/8").stdout
     assert contents(directory) == whole
-    for path in directory.glob("*.safetensors"):
+    for path in directory.rglob("*.safetensors"):
         path.unlink()
     for number in (2, 1):
         line = run_prep("index", directory, "--part", f"{number}/2").stdout
         assert f"part {number}/2 of '{directory}/samples-'; when all parts are done, --merge makes" in line
-        assert not (directory / "samples-manifest.safetensors").exists()
+        assert not (directory / ".dali-pipes/samples-manifest.safetensors").exists()
         if number == 2:
             said = refused("index", directory, "--merge")
             assert "3 of 5 shards have no shard index: " in said
@@ -76,7 +76,7 @@ def test_merge_refuses_an_index_of_another_shard(directory: Path) -> None:
     path = directory / "samples-000002.tar"
     path.write_bytes(path.read_bytes() + bytes(10240))
     assert "recorded" in refused("index", directory, "--merge")
-    (directory / "samples-written.json").unlink()
+    (directory / ".dali-pipes/samples-written.json").unlink()
     said = refused("index", directory, "--merge")
     assert "samples-000002.index.safetensors' is the index of other bytes than the shard has now" in said
     assert "index the shard again" in said
@@ -86,11 +86,11 @@ def test_merge_in_a_bucket_reads_no_shard(bucket: AisStore, monkeypatch: pytest.
     pack(make_source(43), store=bucket, max_count=10)
     command = ("index", f"{bucket.url}/samples-", "--endpoint", bucket.endpoint)
     run_prep(*command)
-    whole = bucket.read("samples-manifest.safetensors")
-    bucket.delete("samples-manifest.safetensors")
+    whole = bucket.read(".dali-pipes/samples-manifest.safetensors")
+    bucket.delete(".dali-pipes/samples-manifest.safetensors")
     monkeypatch.setattr(AisStore, "open", None)
     run_prep(*command, "--merge")
-    assert bucket.read("samples-manifest.safetensors") == whole
+    assert bucket.read(".dali-pipes/samples-manifest.safetensors") == whole
 
 
 def test_parts_of_verify_read_all_shards_once(directory: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.ais import AisStore
 from tests.servers.scripted import ScriptedServer, says, scripted
-from tests.shards import tar_bytes
+from tests.shards import copy_files, tar_bytes, write_classes
 
 FUNCTIONS = "tests.prep.etl.functions"
 
@@ -31,7 +31,7 @@ def shards(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "samples-000000.tar").write_bytes(words())
     (folder / "samples-000001.tar").write_bytes(words(3, 2))
-    (folder / "samples-classes.json").write_text('{"0": "zero"}')
+    write_classes(folder, {"0": "zero"}, prefix="samples-")
     return folder
 
 
@@ -47,9 +47,8 @@ def source(etl_node: str, shards: Path, request: pytest.FixtureRequest) -> AisSt
     """The shards in a bucket of that node, beside an object that is not a shard."""
     store = AisStore(etl_node, f"b{abs(hash(request.node.nodeid)):x}")
     store.create()
-    for path in shards.iterdir():
-        store.write(path.name, path.read_bytes())
-    store.write("samples-manifest.safetensors", b"no tar")
+    copy_files(shards, store)
+    store.write(".dali-pipes/samples-manifest.safetensors", b"no tar")
     return store
 
 

@@ -24,7 +24,7 @@ from prep.etl.run import Output, get_transformed, open_output, run_offline, star
 from prep.etl.transforms import ShardTransform, load_transform, pets
 from tests.prep.etl import functions
 from tests.prep.etl.conftest import FUNCTIONS, make_shard, words
-from tests.shards import encode_mask, encode_photo, make_source, pack, read_tar, tar_bytes
+from tests.shards import encode_mask, encode_photo, files_of, make_source, pack, read_tar, tar_bytes
 
 
 @contextmanager
@@ -160,12 +160,9 @@ def test_transform_here_writes_all_shards_and_the_class_table(shards: Path, tmp_
     assert report.num_bytes == sum((out / name).stat().st_size for name in report.shards)
     wanted = load_transform(f"{FUNCTIONS}:shout").transform(words(3, 2), "s")
     assert (out / "samples-000001.tar").read_bytes() == wanted
-    assert (out / "samples-classes.json").read_text() == '{"0": "zero"}'
-    assert sorted(path.name for path in out.iterdir()) == [
-        *report.shards,
-        "samples-classes.json",
-        "samples-written.json",
-    ]
+    assert (out / ".dali-pipes/samples-classes.json").read_text() == '{"0": "zero"}'
+    described = [".dali-pipes/samples-classes.json", ".dali-pipes/samples-written.json"]
+    assert list(files_of(out)) == [*described, *report.shards]
 
 
 def test_transform_here_refuses_what_is_there(shards: Path, tmp_path: Path) -> None:
@@ -173,11 +170,11 @@ def test_transform_here_refuses_what_is_there(shards: Path, tmp_path: Path) -> N
     found = resolve_shards(f"{shards}/samples-", endpoint=None)
     output = Output(store=LocalStore(tmp_path / "out"), prefix="small-")
     transform_shards(found, output, transform=f"{FUNCTIONS}:shout", jobs=1)
-    (tmp_path / "out" / "small-samples-manifest.safetensors").write_bytes(b"")
+    (tmp_path / "out" / ".dali-pipes/small-samples-manifest.safetensors").write_bytes(b"")
     with pytest.raises(StoreError, match=r"has 'small-samples-000000.tar', .* already; pass --overwrite to replace"):
         transform_shards(found, output, transform=f"{FUNCTIONS}:drop_odd", jobs=1)
     transform_shards(found, output, transform=f"{FUNCTIONS}:drop_odd", jobs=1, overwrite=True)
-    assert not (tmp_path / "out" / "small-samples-manifest.safetensors").exists()
+    assert not (tmp_path / "out" / ".dali-pipes/small-samples-manifest.safetensors").exists()
     assert "d/000.txt" in dict(read_tar((tmp_path / "out" / "small-samples-000000.tar").read_bytes()))
 
 
@@ -185,7 +182,7 @@ def test_transform_here_that_fails_leaves_no_part(shards: Path, tmp_path: Path) 
     found = resolve_shards(f"{shards}/samples-", endpoint=None)
     with pytest.raises(DataError, match=r"shard 'samples-000000.tar', key 'd/000': transform .* returned None"):
         transform_shards(found, open_output(tmp_path / "out", endpoint=None), transform=f"{FUNCTIONS}:forget", jobs=1)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["samples-written.json"]
+    assert list(files_of(tmp_path / "out")) == [".dali-pipes/samples-written.json"]
 
 
 def test_three_ways_give_the_same_bytes(source: AisStore) -> None:
@@ -202,11 +199,8 @@ def test_three_ways_give_the_same_bytes(source: AisStore) -> None:
     assert report.shards == ("new/samples-000000.tar", "new/samples-000001.tar")
     assert [target.read(name) for name in report.shards] == wanted
     assert report.num_bytes == sum(map(len, wanted))
-    assert [entry.name for entry in target.list("")] == [
-        *report.shards,
-        "new/samples-classes.json",
-        "new/samples-written.json",
-    ]
+    described = [".dali-pipes/new/samples-classes.json", ".dali-pipes/new/samples-written.json"]
+    assert [entry.name for entry in target.list("")] == [*described, *report.shards]
 
 
 def test_transform_that_fails_in_an_etl_names_shard_and_key(source: AisStore) -> None:
@@ -218,7 +212,7 @@ def test_transform_that_fails_in_an_etl_names_shard_and_key(source: AisStore) ->
             get_transformed(source, "samples-000000.tar", io.BytesIO(), etl=etl)
         with pytest.raises(StoreError, match=f"left 2 of 2 shards untransformed, .*{told}"):
             run_offline(found, Output(store=target, prefix=""), etl=etl)
-    assert [entry.name for entry in target.list("")] == ["samples-written.json"]
+    assert [entry.name for entry in target.list("")] == [".dali-pipes/samples-written.json"]
 
 
 def test_what_an_etl_cannot_do_is_refused_with_the_way_out(source: AisStore) -> None:

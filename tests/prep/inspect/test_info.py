@@ -17,7 +17,7 @@ from dali_pipes.store.urls import resolve_shards
 from prep.inspect.info import Distribution, SetInfo, describe_set
 from prep.photos.details import PhotoDetails, photo_details
 from tests.prep.commands.calls import call_prep
-from tests.shards import Sample, fill_bucket, image_bytes, make_samples, photo_bytes, write_shards
+from tests.shards import Sample, fill_bucket, image_bytes, make_samples, photo_bytes, write_classes, write_shards
 
 
 def describe(shards: Path | str, **options: int) -> SetInfo:
@@ -94,7 +94,7 @@ def test_several_scans_are_not_for_hardware() -> None:
 def test_info_of_a_known_set(tmp_path: Path) -> None:
     """Ten photos of two sizes, three classes, and a class of the table that nobody has."""
     samples = make_samples([(40, 30)] * 6 + [(100, 80)] * 4, num_classes=3)
-    (tmp_path / "s-classes.json").write_text(json.dumps({"1": "cat", "2": "dog", "3": "cow", "4": "pig"}))
+    write_classes(tmp_path, {"1": "cat", "2": "dog", "3": "cow", "4": "pig"})
     write_shards(tmp_path, samples, per_shard=4)
     info = describe(tmp_path)
     assert (info.num_shards, info.num_samples, info.is_indexed) == (3, 10, True)

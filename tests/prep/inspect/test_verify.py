@@ -26,12 +26,14 @@ from tests.prep.commands.calls import call_prep
 from tests.prep.inspect.dying import die
 from tests.shards import (
     Sample,
+    copy_files,
     image_bytes,
     make_samples,
     mask_bytes,
     photo_bytes,
     tar_bytes,
     with_data,
+    write_classes,
     write_shards,
     write_tar,
 )
@@ -86,8 +88,7 @@ def test_processes_find_the_same_in_a_bucket(bucket: AisStore, node: str, tmp_pa
     samples[5] = Sample("s00005", samples[5].components | {"cls": b"cat"})
     write_shards(tmp_path / "set", samples, per_shard=3, index=False)
     bucket.create()
-    for path in (tmp_path / "set").iterdir():
-        bucket.upload(path.name, path)
+    copy_files(tmp_path / "set", bucket)
     alone = run(tmp_path / "set")
     remote = verify(resolve_shards(f"{bucket.url}/s-00000{{0..2}}.tar", endpoint=node), workers=2, decoder="pillow")
     assert found(remote) == found(alone)
@@ -128,7 +129,7 @@ def test_bad_sample_is_named_with_its_component(
 ) -> None:
     """One finding for one defect, and the sample is in the quarantine."""
     write_shards(tmp_path, samples_with(component, data), per_shard=3, index=False)
-    (tmp_path / "s-classes.json").write_text(json.dumps({str(label): f"c{label}" for label in range(1, 6)}))
+    write_classes(tmp_path, {str(label): f"c{label}" for label in range(1, 6)})
     report = run(tmp_path, mask_values=[1, 2, 3], quarantine=tmp_path / "bad.tsv")
     named = "trimap.png" if kind == "mask size" else component
     assert [finding[:3] for finding in found(report)] == [(kind, "s00002", named)]
@@ -274,18 +275,18 @@ def test_shards_that_were_changed_since(indexed: Path) -> None:
     assert "than the shard holds: other bytes in component 'image.jpg' of 's00000'; " in first["index"]
     assert all(text.endswith("index the shards anew: dali-pipes prep index URL --anew") for text in first.values())
     assert set(second) == {"manifest", "index", "columns"}
-    assert second["index"].startswith("its index 's-000001.index.safetensors' says something else than the shard holds")
+    assert second["index"].startswith(f"its index '{index_name('s-000001.tar')}' says something else than the shard")
     assert second["columns"].startswith("the column file has other keys than the shard")
 
 
 @pytest.mark.parametrize(
     ("name", "data", "kind", "text"),
     [
-        ("s-manifest.safetensors", b"no manifest", "manifest", "expected a dali-pipes manifest"),
-        ("s-columns.safetensors", b"no columns", "columns", "s-columns.safetensors"),
-        ("s-classes.json", b"[]", "manifest", "class table"),
-        ("s-000001.index.safetensors", b"no index", "index", "is not the one that the manifest lists"),
-        ("s-000001.index.safetensors", None, "index", "does not exist; index the shards anew"),
+        (".dali-pipes/s-manifest.safetensors", b"no manifest", "manifest", "expected a dali-pipes manifest"),
+        (".dali-pipes/s-columns.safetensors", b"no columns", "columns", "s-columns.safetensors"),
+        (".dali-pipes/s-classes.json", b"[]", "manifest", "class table"),
+        (".dali-pipes/s-000001.index.safetensors", b"no index", "index", "is not the one that the manifest lists"),
+        (".dali-pipes/s-000001.index.safetensors", None, "index", "does not exist; index the shards anew"),
     ],
 )
 def test_file_beside_the_shards_that_is_damaged_or_gone(
@@ -304,7 +305,7 @@ def test_column_file_with_other_labels(indexed: Path) -> None:
     """The column file is intact, but differs from the shards: loaders would give its wrong labels."""
     manifest = find_manifest(resolve_shards(indexed, endpoint=None))
     assert manifest is not None
-    path = indexed / "s-columns.safetensors"
+    path = indexed / ".dali-pipes/s-columns.safetensors"
     columns = read_column_file(path.read_bytes(), manifest=manifest)
     changed = SampleColumns(keys=columns.keys, labels=np.array([1, 2, 3, 5]), has=columns.has)
     path.write_bytes(changed.to_bytes(manifest=manifest.shards_digest))

@@ -21,7 +21,7 @@ from prep.inspect.contact_sheet import CELL_GAP, HEADER, MARGIN, TILE, TILE_GAP,
 from prep.inspect.samples import ShowOptions
 from prep.inspect.view_page import PICTURE_BYTES, REST_BYTES, SAMPLE_BYTES, Page, view_page
 from tests.prep.commands.calls import call_prep
-from tests.shards import Sample, encode_photo, image_bytes, npy_bytes, photo_bytes, write_shards
+from tests.shards import Sample, encode_photo, image_bytes, npy_bytes, photo_bytes, write_classes, write_shards
 
 call = partial(call_prep, "view")
 
@@ -33,7 +33,7 @@ def test_picture_has_the_samples_that_were_asked_for(tmp_path: Path) -> None:
         photo = image_bytes(np.full((40, 60, 3), colour, np.uint8), "BMP")
         mask = image_bytes(np.full((40, 60), 2, np.uint8))
         samples.append(Sample(f"k{number}", {"bmp": photo, "cls": b"%d" % (number % 2), "mask.png": mask}))
-    (tmp_path / "s-classes.json").write_text(json.dumps({"0": "cat", "1": "dog"}))
+    write_classes(tmp_path, {"0": "cat", "1": "dog"})
     shards = resolve_shards(write_shards(tmp_path, samples, per_shard=2), endpoint=None)
     sheet = draw_sheet(shards, ShowOptions(num=4, keys=["k3", "k0"]))
     cells = range(MARGIN + TILE // 2, sheet.picture.width, 2 * TILE + TILE_GAP + CELL_GAP)
@@ -90,7 +90,7 @@ def test_figures_are_those_of_the_whole_set(tmp_path: Path) -> None:
     """Though two samples are shown."""
     samples = [a_sample(number) for number in range(9)]
     samples.append(Sample("png", {"png": encode_photo("png", size=(10, 90)), "cls": b"7"}))
-    (tmp_path / "s-classes.json").write_text(json.dumps({"0": "even", "1": "odd", "2": "none of them", "7": "seven"}))
+    write_classes(tmp_path, {"0": "even", "1": "odd", "2": "none of them", "7": "seven"})
     page = page_of(write_shards(tmp_path, samples, per_shard=4), num=2)
     assert "10 samples, 3 shards" in page.html
     assert "4 classes, 0 to 5 samples, median 2; 1 without a sample." in page.html

@@ -9,6 +9,7 @@ import pytest
 import webdataset
 
 from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.names import columns_name, manifest_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
@@ -57,12 +58,12 @@ def test_pack_is_read_back_by_webdataset_byte_for_byte(store: Store, tmp_path: P
         {"__key__": record.key, "cls": str(record.label).encode(), **record.components} for record in source.records
     ]
     assert report.num_bytes == sum(entry.size for entry in store.list("samples-0"))
-    assert json.loads(store.read("samples-classes.json")) == {"0": "zero", "1": "one", "2": "two"}
+    assert json.loads(store.read(".dali-pipes/samples-classes.json")) == {"0": "zero", "1": "one", "2": "two"}
 
 
 def test_pack_dry_run_writes_nothing_and_tells_the_same(store: Store) -> None:
     planned = pack(make_source(23), store=store, max_count=10, dry_run=True)
-    assert not store.exists() or store.list("") == []
+    assert not store.exists() or contents_of(store) == {}
     done = pack(make_source(23), store=store, max_count=10)
     assert (planned.shards, planned.num_bytes, planned.num_samples) == (done.shards, done.num_bytes, done.num_samples)
     assert (planned.dry_run, planned.num_written) == (True, 0)
@@ -207,10 +208,10 @@ def test_pack_over_other_shards_is_refused_and_done_with_overwrite(store: Store,
         pack(make_source(23), store=store, max_count=10)
     assert contents_of(store) == before  # nothing was lost
     report = pack(make_source(23), store=store, max_count=10, overwrite=True)
-    names = {entry.name for entry in store.list("")}
+    names = set(contents_of(store))
     # No shard of the other pack is left, nor a manifest that describes one.
     assert {name for name in names if name.endswith(".tar")} == set(report.shards)
-    assert not names & {"samples-manifest.safetensors", "samples-columns.safetensors"}
+    assert not names & {manifest_name("samples-"), columns_name("samples-")}
     assert pack(make_source(23), store=store, max_count=10).num_written == 0
 
 

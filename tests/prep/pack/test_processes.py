@@ -17,7 +17,7 @@ from prep.sources.folders import pets
 from prep.sources.record import Record, Source
 from prep.tar.writer import Range
 from tests.programs import start_python, wait_until
-from tests.shards import contents_of, encode_photo, make_source, pack, write_pets
+from tests.shards import contents_of, encode_photo, files_of, make_source, pack, write_pets
 
 GIF = encode_photo("gif", mode="L")
 
@@ -47,7 +47,7 @@ def test_pack_interrupted_by_ctrl_c_leaves_whole_shards_and_is_finished_by_runni
     assert process.returncode != 0
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
-    written = sorted({path.name for path in out.iterdir()} - {"samples-written.json"})  # hidden ones, too
+    written = sorted(files_of(out).keys() - {".dali-pipes/samples-written.json"})
     assert 2 <= len(written) < 40
     assert all(re.fullmatch(r"samples-\d{6}\.tar", name) for name in written)
     assert {(out / name).stat().st_size for name in written} == {(10 << 20) + 10240}
@@ -55,10 +55,9 @@ def test_pack_interrupted_by_ctrl_c_leaves_whole_shards_and_is_finished_by_runni
     process = start_python(LONG_PACK.replace("range(40)", f"range({len(written) + 2})"), big, out)
     _, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
-    names = {path.name for path in out.iterdir()}
-    assert names == {f"samples-{number:06d}.tar" for number in range(len(written) + 2)} | {
-        "samples-classes.json",
-        "samples-written.json",
+    assert files_of(out).keys() == {f"samples-{number:06d}.tar" for number in range(len(written) + 2)} | {
+        ".dali-pipes/samples-classes.json",
+        ".dali-pipes/samples-written.json",
     }
 
 
@@ -84,7 +83,7 @@ def test_pack_out_of_room_says_where_and_leaves_nothing_half_written(tmp_path: P
     assert sizes[0] < sizes[1]
     output, errors = start_python(NO_ROOM, tmp_path / "out", str(sizes[1] - 1)).communicate(timeout=300)
     assert (output, errors) == (f"cannot write '{tmp_path}/out/samples-000001.tar': File too large\n", "")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"samples-000000.tar", "samples-written.json"}
+    assert list(files_of(tmp_path / "out")) == [".dali-pipes/samples-written.json", "samples-000000.tar"]
     assert pack(source, store=LocalStore(tmp_path / "out"), max_count=100).num_written == 1
 
 

@@ -15,11 +15,11 @@ from dali_pipes.store.local import LocalStore
 from prep.pack.target import CopiedTarget
 from prep.sources.record import Record, Source
 from tests.programs import start_python
-from tests.shards import encode_photo, make_source, pack
+from tests.shards import contents_of, encode_photo, files_of, make_source, pack
 
 
 def _contents(store: Store) -> dict[str, bytes]:
-    return {entry.name: store.read(entry.name) for entry in store.list("a/")}
+    return contents_of(store, "a/")
 
 
 def _pack(store: Store, copy: Path, *, count: int = 10, seed: int = 0, overwrite: bool = False) -> tuple[int, int]:
@@ -64,8 +64,8 @@ def test_copy_of_a_pack_that_fails_leaves_no_part(
     monkeypatch.setattr("prep.pack.target.Target.find_stale", lambda *_: path.write_bytes(b"\xff\xd8\xff" * 900_000))
     with pytest.raises(DataError, match="source files changed"):
         pack(source, store=store, copy=tmp_path / "copy")
-    assert [entry.name for entry in store.list("")] == ["samples-written.json"]
-    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["samples-written.json"]
+    assert list(contents_of(store)) == [".dali-pipes/samples-written.json"]
+    assert list(files_of(tmp_path / "copy")) == [".dali-pipes/samples-written.json"]
 
 
 class _Store:

@@ -12,7 +12,7 @@ import pytest
 
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, PipesError, StoreError
-from dali_pipes.formats.names import index_name
+from dali_pipes.formats.names import classes_name, index_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_set import ShardSet
@@ -120,7 +120,7 @@ def test_parts_make_the_whole(directory: ShardSet, total: int) -> None:
     names = sorted(set(made))
     assert [name.replace("parts", "whole") for name in names] == list(whole.shards)
     assert outputs(directory.store, names) == outputs(directory.store, whole.shards)
-    assert directory.store.find("parts-classes.json") == directory.store.find("whole-classes.json")
+    assert directory.store.find(classes_name("parts-")) == directory.store.find(classes_name("whole-"))
 
 
 def test_part_that_is_run_again_keeps_the_indexes_of_the_others(directory: ShardSet) -> None:

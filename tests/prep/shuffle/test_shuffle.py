@@ -14,6 +14,7 @@ from aistore.sdk.errors import AISError
 
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.names import index_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
@@ -27,11 +28,11 @@ from prep.shuffle.request import Request
 from prep.shuffle.shuffle import shuffle, spec_of
 from tests.prep.shuffle.conftest import NUM_SAMPLES
 from tests.programs import wait_until
-from tests.shards import make_source, members_of, pack, tar_bytes
+from tests.shards import contents_of, make_source, members_of, pack, tar_bytes
 
 
-def _names(store: AisStore, prefix: str) -> list[str]:
-    return [entry.name for entry in store.list(prefix)]
+def _names(store: Store, prefix: str) -> list[str]:
+    return list(contents_of(store, prefix))
 
 
 def test_shuffle_by_a_job_reports_what_it_wrote(packed: ShardSet, bucket: AisStore) -> None:
@@ -40,7 +41,7 @@ def test_shuffle_by_a_job_reports_what_it_wrote(packed: ShardSet, bucket: AisSto
     assert (report.num_samples, report.num_input_shards) == (NUM_SAMPLES, 5)
     assert report.url == f"{bucket.url}/shuffled-"
     assert len(report.shards) in (4, 5)  # the default size is the mean of the input shards
-    assert bucket.read("shuffled-classes.json") == bucket.read("samples-classes.json")
+    assert bucket.read(".dali-pipes/shuffled-classes.json") == bucket.read(".dali-pipes/samples-classes.json")
     assert report.num_bytes == sum(bucket.size(name) or 0 for name in report.shards)
 
 
@@ -151,7 +152,8 @@ def test_shuffle_interrupted_aborts_the_job(
     with pytest.raises(KeyboardInterrupt):
         shuffle(Request(packed))
     assert len(aborted) == 1
-    assert _names(bucket, "samples-") == [*packed.names, "samples-classes.json", "samples-written.json"]
+    described = [".dali-pipes/samples-classes.json", ".dali-pipes/samples-written.json"]
+    assert _names(bucket, "samples-") == [*described, *packed.names]
 
 
 Tamper = Callable[[dict[str, dict[str, bytes]]], None]
@@ -193,7 +195,7 @@ def test_shuffle_that_changed_the_data_names_the_keys(
     monkeypatch.setattr(shuffle_module, "_run_dsort", tampering_job)
     with pytest.raises(DataError, match=f"dSort changed the data: .*{message}"):
         shuffle(Request(packed))
-    assert "shuffled-classes.json" not in _names(bucket, "shuffled-")
+    assert ".dali-pipes/shuffled-classes.json" not in _names(bucket, "shuffled-")
 
 
 def test_shuffle_that_split_a_sample_in_two_is_noticed(
@@ -272,9 +274,9 @@ def test_run_again_writes_what_is_missing_or_differs_only(directory: ShardSet, k
     kept = {name for name in first.shards if (store.directory / name).stat().st_mtime_ns == times[name]}
     assert kept == set(first.shards) - {victim}
     # Manifest and column file are removed. The index of an unchanged shard stays valid.
-    assert store.size("shuffled-manifest.safetensors") is None
-    assert store.size("shuffled-columns.safetensors") is None
-    assert store.size(victim.replace(".tar", ".index.safetensors")) is None
+    assert store.size(".dali-pipes/shuffled-manifest.safetensors") is None
+    assert store.size(".dali-pipes/shuffled-columns.safetensors") is None
+    assert store.size(index_name(victim)) is None
 
 
 @pytest.mark.parametrize("extension", [".tgz", ".tar"])
@@ -286,8 +288,8 @@ def test_other_output_needs_overwrite_which_leaves_nothing_of_it(directory: Shar
     with pytest.raises(StoreError, match=rf"holds 43 shards already, from '.*shuffled-000000{extension}'; --overwrite"):
         shuffle(Request(directory))
     report = shuffle(Request(directory, overwrite=True))
-    names = [entry.name for entry in directory.store.list("shuffled-")]
-    assert names == [*report.shards, "shuffled-classes.json", "shuffled-written.json"]
+    described = [".dali-pipes/shuffled-classes.json", ".dali-pipes/shuffled-written.json"]
+    assert _names(directory.store, "shuffled-") == [*described, *report.shards]
 
 
 def test_auto_completes_what_an_exchange_has_begun(packed: ShardSet, bucket: AisStore) -> None:
@@ -314,10 +316,10 @@ def test_auto_completes_what_an_exchange_has_begun(packed: ShardSet, bucket: Ais
 def test_bad_request_is_refused_before_anything_is_written(
     directory: ShardSet, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    before = directory.store.list("")
+    before = contents_of(directory.store)
     with pytest.raises(error, match=message):
         shuffle(Request(directory, **options))
-    assert directory.store.list("") == before
+    assert contents_of(directory.store) == before
 
 
 def links(kind: bytes) -> bytes:

@@ -35,7 +35,7 @@ SPLITS = ("train", "val")
         (["1.jpg", "2.png", "Thumbs.db"], "photos", "photos without classes", ()),
         (["2019/1.jpg"], "photos", "photos without classes, in the folder '2019'", ()),
         (["list.csv"], "table", "the table 'list.csv' with the columns path, label", ()),
-        (["a-0.tar", "a-1.tar", "a-manifest.safetensors"], "tars", "tars", ()),
+        (["a-0.tar", "a-1.tar", ".dali-pipes/a-manifest.safetensors"], "tars", "tars", ()),
     ],
 )
 def test_directory_is_known_by_its_files(

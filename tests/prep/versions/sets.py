@@ -20,7 +20,7 @@ from prep.sources.folders import imagefolder
 from prep.versions.add import AddReport, add
 from prep.versions.publish import Newest, open_newest
 from prep.versions.remove import CompactReport, RemoveReport, compact, remove
-from tests.shards import pack, photo_bytes
+from tests.shards import contents_of, pack, photo_bytes
 
 
 class Place(NamedTuple):
@@ -56,7 +56,7 @@ class Place(NamedTuple):
 
     def objects(self) -> dict[str, bytes]:
         """Name -> bytes of all that lies in the store."""
-        return {entry.name: self.store.read(entry.name) for entry in self.store.list_all("")}
+        return contents_of(self.store)
 
 
 def class_folders(directory: Path, names: dict[str, int], *, first: int = 0) -> Path:

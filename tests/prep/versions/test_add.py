@@ -34,7 +34,7 @@ class Reads:
         opened, found = LocalStore.open, LocalStore.find
 
         def counted(store: LocalStore, name: str) -> Any:
-            self.bytes[name] += (store.directory / name).stat().st_size
+            self.bytes[name] += store.size(name) or 0
             return opened(store, name)
 
         def counted_whole(store: LocalStore, name: str) -> bytes | None:

@@ -70,7 +70,7 @@ def test_index_and_pack_leave_versions_alone(local: Place, more: Path, tmp_path:
     with pytest.raises(StoreError, match=r"has versions \(1; 2\), .*dali-pipes prep add"):
         index_shards(list_shards(local.url, endpoint=None), overwrite=True)
     for overwrite in (False, True):
-        with pytest.raises(StoreError, match=r"is a data set with versions, 's-manifest@1.safetensors'"):
+        with pytest.raises(StoreError, match=r"is a data set with versions, '.dali-pipes/s-manifest@1.safetensors'"):
             pack(imagefolder(more), store=local.store, prefix="s-", overwrite=overwrite)
     assert local.objects() == before
 

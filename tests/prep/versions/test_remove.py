@@ -13,7 +13,7 @@ from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.named import list_shards, name_shards
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import Manifest
-from dali_pipes.formats.names import version_name
+from dali_pipes.formats.names import index_name, version_name
 from prep.inspect.info import describe_set
 from prep.inspect.verify import verify
 from tests.prep.commands.calls import json_of_prep, run_prep
@@ -116,7 +116,7 @@ def test_impossible_removals_write_nothing(local: Place) -> None:
 def test_info_and_verify_see_the_rest(local: Place) -> None:
     """A sample that is bad and removed is no problem any more."""
     shards = name_shards(local.url, endpoint=None)
-    index = local.open().manifest.shard_index(0, local.store.read("s-000000.index.safetensors"), where="i")
+    index = local.open().manifest.shard_index(0, local.store.read(index_name("s-000000.tar")), where="i")
     start, data = int(index.offsets["jpg"][0]), bytearray(local.store.read("s-000000.tar"))
     data[start : start + 2] = b"xx"
     local.store.write("s-000000.tar", bytes(data))
@@ -184,7 +184,7 @@ def test_compact_deletes_older_versions_only_when_asked(place: Place, more: Path
     assert report.dropped_versions == (1, 2, 3)
     gone = {name.rpartition("/")[2] for name in report.deleted}
     assert {"s-000000.tar", "s-000000.index.safetensors", "s-columns.safetensors"} <= gone
-    assert not gone & set(place.objects())
+    assert not gone & {name.rpartition("/")[2] for name in place.objects()}
     assert place.keys() == keys
     assert place.newest().manifest.history[0].version == 1  # the log still tells of them
     assert verify(name_shards(place.url, endpoint=place.endpoint), workers=1).num_problems == 0

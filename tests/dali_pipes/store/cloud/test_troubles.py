@@ -20,8 +20,10 @@ from urllib.parse import urlencode
 import pytest
 
 from dali_pipes.errors import StoreError
+from dali_pipes.formats.names import manifest_name
 from dali_pipes.store.base import Store
 from dali_pipes.store.cloud.bucket import WHOLE_BYTES, CloudStore
+from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import open_store
 from tests.servers.clouds import AZURE_ACCOUNT, AZURE_KEY, KINDS, cloud_bucket
 from tests.servers.faulty import faulty
@@ -131,12 +133,16 @@ def test_odd_name_without_a_key_of_azure_is_an_error(monkeypatch: pytest.MonkeyP
 
 def test_server_without_ranges_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "a b.tar").write_bytes(b"0123456789")
+    LocalStore(tmp_path / "d").write(manifest_name("x-"), b"manifest")
     handler = functools.partial(QuietHandler, directory=str(tmp_path))
     with serving(handler) as address:
         store = open_store(f"http://{address}/a", endpoint=None)[0]
         assert store.read("a b.tar") == b"0123456789"
-        (found,) = store.find_all(["a b.tar", "none"])
+        found = store.find_all(["a b.tar", "none"])
         assert [entry and entry.name for entry in found] == ["a b.tar", None]
+        # A server's files lie as in a directory.
+        assert (store.read(manifest_name("d/x-")), store.size(manifest_name("d/x-"))) == (b"manifest", 8)
+        assert store.locate(manifest_name("d/x-")) == f"http://{address}/d/.dali-pipes/x-manifest.safetensors"
         # It has answered: with the whole patience, a fault that passes would be waited for.
         with pytest.raises(StoreError, match="the server does not send ranges of objects"):
             store.read_range("a b.tar", start=5, size=3)

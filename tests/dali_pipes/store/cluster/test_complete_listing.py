@@ -168,11 +168,11 @@ def test_listing_is_taken_again_until_two_agree_or_refused(filled: AisStore, mon
 def test_index_of_a_bucket_in_a_rebalance_leaves_the_manifest(
     impatient: AisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impatient.write("s-manifest.safetensors", b"the good one")
+    impatient.write(".dali-pipes/s-manifest.safetensors", b"the good one")
     say(monkeypatch, "rebalance", [RUNS])
     with use_patience(IMPATIENT), pytest.raises(StoreError, match="a rebalance of the cluster runs"):
         index_shards(resolve_shards(f"{impatient.url}/s-", endpoint=impatient.endpoint), overwrite=True)
-    assert impatient.read("s-manifest.safetensors") == b"the good one"
+    assert impatient.read(".dali-pipes/s-manifest.safetensors") == b"the good one"
 
 
 def refuse_jobs(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:

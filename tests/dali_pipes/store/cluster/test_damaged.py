@@ -14,7 +14,7 @@ from dali_pipes.store.urls import resolve_shards
 from prep.commands.group import prep
 from prep.index import index_shards
 from tests.loaders import open_loader
-from tests.shards import make_samples, write_shards
+from tests.shards import copy_files, make_samples, write_shards
 
 SHARD = "s-000001.tar"
 
@@ -25,8 +25,7 @@ def damage(tmp_path: Path) -> Iterator[AisStore]:
     with embedded_node.start(tmp_path / "node") as running:
         store = AisStore(running.endpoint, "pets")
         store.create()
-        for path in write_shards(tmp_path / "s", make_samples([(30, 30)] * 9), per_shard=3, index=False).iterdir():
-            store.write(path.name, path.read_bytes())
+        copy_files(write_shards(tmp_path / "s", make_samples([(30, 30)] * 9), per_shard=3, index=False), store)
         yield store
 
 
