@@ -38,9 +38,11 @@ from dali_pipes.order.selection import Selection, union
 from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.state import LoaderState, PlanInputs
 from dali_pipes.processes.ranks import Rank, num_local_ranks
-from dali_pipes.reader.aio_reader import Buffers, open_reader, pinned_buffers
+from dali_pipes.reader.aio_reader import open_reader
 from dali_pipes.reader.batch import SampleRules
+from dali_pipes.reader.buffers import Buffers, pinned_buffers
 from dali_pipes.reader.feed import Feed
+from dali_pipes.reader.ranged import RangedReader
 from dali_pipes.reader.samples import Samples, StoredSamples
 from dali_pipes.store.patience import Patience, use_patience
 from dali_pipes.store.shard_set import ShardSet
@@ -205,13 +207,22 @@ def open_parts(
     reader = open_reader(share.path, kind=arguments.decode.reader, buffers=buffers)
     resources.callback(reader.close)
     components: list[str] = []  # filled when the graph is known
+    samples = Samples(data_set.manifest, lambda shard: share.index_extent(shard).read(), rules=stored.rules)
+    by_range = RangedReader(
+        samples,
+        components=components,
+        read_index=data_set.read_index,
+        read_ranges=data_set.read_ranges,
+        buffers=buffers,
+    )
     open_feed = functools.partial(
         Feed,
-        samples=Samples(data_set.manifest, lambda shard: share.index_extent(shard).read(), rules=stored.rules),
+        samples=samples,
         components=components,
         share=share,
         stager=stager,
         reader=reader,
+        by_range=None if data_set.manifest.etl else by_range,
         counts=counts,
         batching=batching,
         show_progress=cache.show_progress and process.rank == 0,
@@ -220,8 +231,10 @@ def open_parts(
     epochs.begin(0 if state is None else state.order.epoch, start=0 if state is None else state.delivered)
     _check_length(epochs.current.feed.plan, batching)
     if pipeline is None:
-        pipeline = open_pipeline(example=stored.example())
+        first = epochs.current.feed.example()
+        pipeline = open_pipeline(example=stored.example() if first is None else stored.example_of(first))
     components += pipeline.inputs.read
+    epochs.current.feed.prepare()
     stored = stored.without(inputs.selection.excluded)
     _check_samples(pipeline, stored, arguments)
     seen = BadSamplesSeen(arguments.bad_samples, quarantine=_quarantine(arguments.bad_samples, data_set, process))

@@ -228,6 +228,12 @@ class CacheShare(NodeCache):
             if not victims or len(taken.ready):
                 return taken._replace(ready=self._shard_of_row[taken.ready], fill=self._shard_of_row[taken.fill])
 
+    def not_there(self, shards: Sequence[int]) -> Int64s:
+        """List the shards of these whose bytes are not in the cache file now, as far as one look can tell."""
+        chosen = np.asarray(shards, np.int64)
+        states = self._opened.table.state[self._rows_of(shards)]
+        return chosen[~np.isin(states, [State.READY, State.UNCHECKED, State.CHECKING])]
+
     def reserve_blocks(self, shard: int, *, name: str) -> None:
         """Allocate the extent's blocks before anything is written there.
 

@@ -34,9 +34,9 @@ from dali_pipes.formats.manifest import Manifest, concatenate
 from dali_pipes.formats.names import columns_name, described, index_name, manifest_name, start_of
 from dali_pipes.formats.photo_names import ComponentCounts, DataSets
 from dali_pipes.formats.sample_columns import ColumnRanges, Columns, SampleColumns, read_columns, read_parts
+from dali_pipes.formats.shard_index import ComponentRange
 from dali_pipes.order.state import DataVersions
 from dali_pipes.store.base import Store
-from dali_pipes.store.ranges import ComponentRange
 from dali_pipes.store.shard_set import ShardSet
 
 _log = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.find import Mixture, find_shards
 from dali_pipes.formats.names import LABEL_COMPONENT, index_name
 from dali_pipes.options import Select, Shards
-from dali_pipes.store.patience import PatientThreads
-from dali_pipes.store.ranges import NUM_THREADS, ComponentRange
+from dali_pipes.store.patience import in_threads
+from dali_pipes.store.ranges import NUM_THREADS
 
 if TYPE_CHECKING:
-    from dali_pipes.formats.shard_index import ShardIndex
+    from dali_pipes.formats.shard_index import ComponentRange, ShardIndex
     from dali_pipes.store.urls import ShardUrls
 
 KEY = "__key__"
@@ -78,14 +78,13 @@ class EncodedSamples:
             sample: dict[str, Any] = {KEY: f"{set_}{index.keys[row]}"}
             samples.append(sample)
             for component, offsets in index.offsets.items():
-                if (start := int(offsets[row])) < 0:
+                if offsets[row] < 0:
                     continue
                 if component == LABEL_COMPONENT and index.labels is not None:
                     sample[component] = int(index.labels[row])
                     continue
                 sample[component] = b""  # in the components' order
-                size, checksum = int(index.sizes[component][row]), int(index.checksums[component][row])
-                places.append((sample, ComponentRange(name, start, size, checksum, index.keys[row], component)))
+                places.append((sample, index.range_of(component, row, shard=name)))
         found = self._data_set.read_ranges([one for _, one in places])
         for (sample, one), data in zip(places, found, strict=True):
             sample[one.component] = data
@@ -96,11 +95,9 @@ class EncodedSamples:
         manifest, data_set = self._data_set.manifest, self._data_set
         found: dict[int, Any] = {shard: self._indexes.get(shard) for shard in shards}
         if missing := [shard for shard, index in found.items() if index is None]:
-            with PatientThreads(min(NUM_THREADS, len(missing))) as threads:
-                reads = [threads.submit(data_set.read_index, shard) for shard in missing]
-                for shard, read in zip(missing, reads, strict=True):
-                    where = index_name(manifest.names[shard])
-                    found[shard] = manifest.shard_index(shard, read.result(), where=where)
+            read = in_threads(data_set.read_index, missing, num_threads=NUM_THREADS)
+            for shard, data in zip(missing, read, strict=True):
+                found[shard] = manifest.shard_index(shard, data, where=index_name(manifest.names[shard]))
         for shard, index in found.items():  # those used last are kept; other threads do the same
             self._indexes.pop(shard, None)
             self._indexes[shard] = index

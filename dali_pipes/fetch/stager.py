@@ -115,7 +115,7 @@ class Stager:
         self._waiters: set[Waiter] = set()
         self._threads: list[_Thread] = []
         self._filling: dict[int, _Filling] = {}
-        self._asking = False
+        self._asking = self._is_paused = False
         self._num_asked = NUM_ASKED
         self._no_space_since: float | None = None
         self._logged_at = 0.0
@@ -171,6 +171,18 @@ class Stager:
         with self._lock:
             self._demand.want_ahead(shards)
             self._ask_for(len(self._demand.needed_missing) + len(self._demand.ahead_missing))
+
+    def pause(self) -> None:
+        """Fetch only what is needed until `resume`, if nothing is wanted yet."""
+        with self._lock:
+            self._is_paused = not (self._demand.ahead or self._demand.needs)
+
+    def resume(self) -> None:
+        """End `pause`."""
+        with self._lock:
+            if self._is_paused:
+                self._is_paused = False
+                self._changed.notify_all()
 
     def unstage(self, shards: Sequence[int]) -> None:
         """End `stage`; shards that are not needed are released."""
@@ -416,6 +428,8 @@ class Stager:
             return None
 
     def _missing(self) -> list[int]:
+        if self._is_paused and not self._demand.needed_missing:
+            return []
         return self._demand.next_missing(
             filling=self._filling,
             failed=self._failed.keys(),

@@ -26,10 +26,11 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from dali_pipes.arrays import Bools, Int32s, Int64s, UInt8s, UInt64s
 from dali_pipes.errors import printable
@@ -51,6 +52,23 @@ _PHOTO_COLUMNS: dict[str, tuple[type[np.generic], int, int]] = {
     "format": (np.uint8, 0, len(PHOTO_FORMATS)),
     "orientation": (np.uint8, 1, 9),
 }
+
+
+class ComponentRange(NamedTuple):
+    """One component of one sample: bytes ``[start, start + size)`` of its shard."""
+
+    shard: str
+    """The shard's object."""
+    start: int
+    size: int
+    checksum: int
+    """XXH64 of the bytes."""
+    key: str
+    component: str
+
+    def is_of(self, data: bytes) -> bool:
+        """Whether these are the bytes."""
+        return len(data) == self.size and xxhash.xxh64_intdigest(data) == self.checksum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +120,12 @@ class ShardIndex:
         """The index of some of the samples, in the order given; places in the shard stay."""
         columns = {name: column[rows] for name, column in self._columns().items()}
         return replace(self, keys=[self.keys[row] for row in rows.tolist()], **_attributes(columns))
+
+    def range_of(self, component: str, row: int, *, shard: str) -> ComponentRange:
+        """The bytes of a component that the sample has; ``shard`` names the shard for `Store.read_ranges`."""
+        start, size = int(self.offsets[component][row]), int(self.sizes[component][row])
+        checksum = int(self.checksums[component][row])
+        return ComponentRange(shard, start, size, checksum, self.keys[row], component)
 
     def changed(self, checksum: Callable[[int, int], int | None]) -> Iterator[str]:
         """Name component and key of each place with other bytes; ``checksum(start, size)`` is of bytes of the shard."""

@@ -39,8 +39,8 @@ from dali_pipes.formats.photo_header import (
 )
 from dali_pipes.graph.inputs import DecodedPhotos
 from dali_pipes.graph.parse import Problems
-from dali_pipes.reader.aio_reader import EncodedBatch
 from dali_pipes.reader.batch import Batch, Places
+from dali_pipes.reader.buffers import EncodedBatch
 
 # A file of fewer bytes has no pixels; this many are taken without asking whether they are there.
 _MIN_BYTES = 48

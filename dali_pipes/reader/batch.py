@@ -19,7 +19,7 @@ from dali_pipes.formats.names import LABEL_COMPONENT
 from dali_pipes.formats.orientation import UPRIGHT, upright_size
 from dali_pipes.formats.photo_header import PHOTO_FORMATS, PhotoHeader, PhotoRules
 from dali_pipes.formats.sample_columns import NO_LABEL
-from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.formats.shard_index import ComponentRange, ShardIndex
 from dali_pipes.options import Labels, Missing
 from dali_pipes.order.randomness import Stream
 
@@ -116,6 +116,12 @@ class ShardTable:
     def key(self, row: int) -> str:
         return f"{self._set}{self._index.keys[row]}"
 
+    def range_of(self, component: str, row: int) -> ComponentRange | None:
+        """The place of a component, or of the first alternative that the sample has; ``None`` if it has none."""
+        names = (name for name in component.split(";") if name in self._index.offsets)
+        found = next((name for name in names if self._index.offsets[name][row] >= 0), None)
+        return None if found is None else self._index.range_of(found, row, shard=self.name)
+
     def components_of(self, row: int) -> list[str]:
         return [name for name, offsets in self._index.offsets.items() if offsets[row] >= 0]
 
@@ -207,8 +213,17 @@ class Rows:
 
     def name(self, position: int) -> tuple[str, str]:
         """Return the shard and the key of one sample."""
+        table, row = self._row(position)
+        return table.name, table.key(row)
+
+    def range_of(self, component: str, position: int) -> ComponentRange | None:
+        """See `ShardTable.range_of`."""
+        table, row = self._row(position)
+        return table.range_of(component, row)
+
+    def _row(self, position: int) -> tuple[ShardTable, int]:
         part = self._parts[int(self.shard[position])]
-        return part.table.name, part.table.key(int(part.rows[np.searchsorted(part.where, position)]))
+        return part.table, int(part.rows[np.searchsorted(part.where, position)])
 
 
 @dataclass(eq=False, repr=False)

@@ -2,6 +2,7 @@
 
 There are two readers. `dali_pipes.reader.aio_reader` reads a batch with one system call into memory that is used again.
 `dali_pipes.reader.webdataset` runs DALI's `fn.readers.webdataset`. `dali_pipes.reader.aio_reader.open_reader` chooses.
+The first segments may come from the store by range instead (`dali_pipes.reader.ranged`).
 
 Windows are staged as far ahead as the cache may hold them, and given up when their last segment is closed. The step in
 which a window ends is a segment of its own: only this step names shards of two windows.
@@ -13,6 +14,7 @@ before this epoch's last batches are delivered.
 
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +23,7 @@ import numpy as np
 
 from dali_pipes.arrays import Int64s
 from dali_pipes.cache.share import CacheShare
+from dali_pipes.errors import DataError, StoreError
 from dali_pipes.fetch.demand import LongWaits
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.metrics.counts import Counts
@@ -28,6 +31,7 @@ from dali_pipes.order.plan import Batching, Plan, Step
 from dali_pipes.order.randomness import Stream
 from dali_pipes.progress import bar
 from dali_pipes.reader.batch import Batch, Rows
+from dali_pipes.reader.ranged import MAX_RANGED_BYTES, RANGED_SHARE, RangedReader, RangedSegment
 from dali_pipes.reader.samples import Samples
 
 
@@ -74,6 +78,9 @@ READ_AHEAD_BATCHES = 8
 READ_AHEAD_SAMPLES = 512
 # While the first window is staged, a progress bar appears after this time.
 SHOW_AFTER_S = 0.5
+# Shards ahead are fetched at the latest after this time, if the first batch's ranges have not come.
+ALONE_S = 1.0
+POLL_S = 0.005
 
 
 class _Opened(NamedTuple):
@@ -82,6 +89,7 @@ class _Opened(NamedTuple):
     rows: Rows
     lines: Lines
     shards: list[int]
+    """Those that it needs in the cache."""
 
 
 class Feed:
@@ -99,6 +107,7 @@ class Feed:
         share: CacheShare,
         stager: Stager,
         reader: SegmentReader,
+        by_range: RangedReader | None,
         counts: Counts,
         batching: Batching,
         start: int = 0,
@@ -106,7 +115,7 @@ class Feed:
     ) -> None:
         self.plan = plan
         self._samples, self._components, self._share, self._stager = samples, components, share, stager
-        self._reader, self._counts = reader, counts
+        self._reader, self._by_range, self._counts = reader, by_range, counts
         self._show_progress = show_progress
         self._long_waits = LongWaits(stager.progress)
         self._streams: dict[str, Stream] = {}
@@ -119,11 +128,19 @@ class Feed:
         self._num_read = 0  # batches that were read of the open segment
         self._is_faulty = False  # whether a segment could not be opened ahead
         self._is_first = True  # whether no batch has been read yet
+        self._ranged: RangedSegment | None = None  # reads the next segment by range
+        self._has_chosen = False  # whether to read the next segment by range or not
+        self._num_ranged_bytes = 0
         steps = plan.steps(batching, start=start)
         first_steps = list(itertools.islice(steps, 1))
+        first_shards = self._shards(first_steps) if first_steps else []
+        self.is_by_range = bool(first_steps) and self._is_small(first_steps, first_shards)
+        """Whether the first batch is read by range: nothing else is fetched before it came."""
+        if self.is_by_range:
+            stager.pause()
         # The first batch's shards are fetched before the rest of the window; otherwise all fetchers could be busy with
         # other shards when these are needed.
-        self._stage_ahead(first=self._shards(first_steps) if first_steps else [])
+        self._stage_ahead(first=first_shards)
         first = [shard for staged in self._staged.values() for _, window in staged for shard in window]
         first_lines = batching.batch_size if stager.num_missing(first)[0] else MAX_LINES
         done = plan.finished_at(start)
@@ -141,13 +158,14 @@ class Feed:
         return not self._coming
 
     def prepare(self) -> None:
-        """Open the next segment now, if all its shards are resident and none is open ahead.
+        """Open the next segment now, if none is open ahead: if its shards are resident; else begin to read it by range.
 
         An error is not raised here: `next` raises it, after the batches before it.
         """
         if self._ahead is not None or self._run is None or self._is_faulty:
             return
         shards = self._shards(self._run)
+        self._begin_ranged(self._run, shards)
         if self._stager.need_resident(shards):
             try:
                 self._ahead = self._open_segment(self._run, shards)
@@ -161,7 +179,18 @@ class Feed:
             return True
         with self._counts.read:
             self.prepare()
-        return self._ahead is not None or self._run is None or self._is_faulty
+        is_there = self._ranged is not None and self._ranged.rows is not None
+        return self._ahead is not None or self._run is None or self._is_faulty or is_there
+
+    def example(self) -> Rows | None:
+        """The first batch's samples, if it is read by range and their indexes come; several are read at a time."""
+        if not self.is_by_range or self._by_range is None or self._run is None:
+            return None
+        try:
+            return self._by_range.load(self._run[0].ordinals)
+        except (DataError, StoreError):
+            _log.debug("the indexes of the first batch could not be read", exc_info=True)
+            return None
 
     def next(self) -> tuple[Batch, dict[str, Any]] | None:
         """Read the next batch: its rows, and the encoded bytes by component, see `Segment.read`; ``None`` at the end.
@@ -183,9 +212,12 @@ class Feed:
         if self._open is None:
             if self._ahead is None and self._run is not None:
                 shards = self._shards(self._run)
+                self._begin_ranged(self._run, shards)
                 with self._counts.shard_wait:
-                    self._wait(shards)
-                self._ahead = self._open_segment(self._run, shards)
+                    ranged = self._wait_ranged(shards)
+                    if ranged is None:
+                        self._wait(shards)
+                self._ahead = self._open_segment(self._run, shards, ranged)
             self._open, self._ahead, self._num_read, self._is_first = self._ahead, None, 0, False
             if self._open is None:
                 return None
@@ -195,8 +227,9 @@ class Feed:
             encoded = dict(zip(self._components, opened.segment.read(), strict=True))
         stop = start + len(step.ordinals)
         self._counts.read_bytes += sum(int(column[start:stop].sum()) for column in opened.lines.sizes)
-        ahead = _num_ahead(len(step.ordinals))
-        self._read_ahead(opened.lines, slice(start + ahead, stop + ahead))
+        if opened.shards:
+            ahead = _num_ahead(len(step.ordinals))
+            self._read_ahead(opened.lines, slice(start + ahead, stop + ahead))
         self._num_read += 1
         rows, valid = opened.rows, step.num_valid
         made = Batch(rows, start, stop, step.occurrences, num_valid=valid, stream=self._stream, shape=step.shape)
@@ -205,6 +238,7 @@ class Feed:
     def close(self) -> None:
         """Close the segments and release the shards. Can be called twice."""
         self._run = None
+        self._end_ranged()
         if self._open is not None:
             self._close_segment(self._open)
             self._open = None
@@ -231,9 +265,60 @@ class Feed:
 
             self._stager.need(shards, urgent=self._is_first, waiting=show)
 
-    def _open_segment(self, run: list[Step], shards: list[int]) -> _Opened:
+    # The next segment by range
+
+    def _is_small(self, run: list[Step], shards: list[int]) -> bool:
+        """Whether the samples of a segment are a small part of its missing shards."""
+        manifest, missing = self._samples.manifest, self._share.not_there(shards)
+        if self._by_range is None or not len(missing):
+            return False
+        means = manifest.shard_bytes / np.maximum(manifest.samples, 1)
+        num_bytes = sum(float(means[self._samples.shard_of(step.ordinals)].sum()) for step in run)
+        num_bytes += int(manifest.index_bytes[missing].sum())
+        is_allowed = self._num_ranged_bytes + num_bytes <= MAX_RANGED_BYTES
+        return is_allowed and num_bytes * RANGED_SHARE < int(self._share.extent_bytes[missing].sum())
+
+    def _begin_ranged(self, run: list[Step], shards: list[int]) -> None:
+        if self._has_chosen:
+            return
+        self._has_chosen = True
+        if self._by_range is None or not self._is_small(run, shards):
+            self._stager.resume()
+            return
+        ordinals = np.concatenate([step.ordinals for step in run])
+        batch_size = len(run[0].ordinals)
+        self._ranged = self._by_range.open(ordinals, batch_size=batch_size, when_over=self._stager.resume)
+
+    def _wait_ranged(self, shards: list[int]) -> RangedSegment | None:
+        """Wait for the segment that is read by range; ``None``: there is none, it failed, or the shards came first."""
+        watch, since = self._long_waits.watch(shards), time.monotonic()
+        while (ranged := self._ranged) is not None and self._stager.num_missing(shards)[0]:
+            if ranged.over.wait(POLL_S):
+                self._ranged = None
+                return ranged if ranged.rows is not None else None
+            if time.monotonic() - since > ALONE_S:
+                self._stager.resume()
+            watch(0)
+        self._end_ranged()
+        return None
+
+    def _end_ranged(self) -> None:
+        if self._ranged is not None:
+            self._ranged.close()
+            self._ranged = None
+        self._stager.resume()
+
+    # The next segment in the cache
+
+    def _open_segment(self, run: list[Step], shards: list[int], ranged: RangedSegment | None = None) -> _Opened:
+        ordinals = np.concatenate([step.ordinals for step in run])
+        if ranged is not None:
+            assert ranged.rows is not None, "all was read"
+            sizes = [ranged.rows.places(component).size for component in self._components]
+            self._num_ranged_bytes += sum(int(column.sum()) for column in sizes)
+            self._has_chosen, self._run = False, next(self._runs, None)
+            return _Opened(ranged, run, ranged.rows, Lines(ordinals, [], sizes), [])
         try:
-            ordinals = np.concatenate([step.ordinals for step in run])
             rows = self._samples.rows(ordinals)
             extents = self._share.starts[rows.shard]
             places = [rows.places(component) for component in self._components]
@@ -246,7 +331,8 @@ class Feed:
         except BaseException:
             self._stager.done(shards)
             raise
-        self._run = next(self._runs, None)
+        self._end_ranged()
+        self._has_chosen, self._run = False, next(self._runs, None)
         return _Opened(segment=segment, steps=run, rows=rows, lines=lines, shards=shards)
 
     def _close_segment(self, opened: _Opened) -> None:

@@ -21,7 +21,8 @@ from dali_pipes.formats.photo_header import REFUSED_FORMATS
 from dali_pipes.formats.photo_names import ComponentCounts, DataSets, find_mask, find_photo, has_mask
 from dali_pipes.order.randomness import Stream
 from dali_pipes.reader.batch import NO_PHOTO, Batch, Rows, SampleRules, ShardTable
-from dali_pipes.store.patience import PatientThreads
+from dali_pipes.store.patience import PatientThreads, in_threads
+from dali_pipes.store.ranges import NUM_THREADS
 from dali_pipes.store.shard_names import shared_prefix
 
 # Shard indexes read at a time in search of a fault; the wait is the store's latency.
@@ -52,6 +53,12 @@ class Samples:
         tables = [self._table(int(shard)) for shard in np.unique(self.shard_of(ordinals))]
         return Rows(ordinals, tables)
 
+    def load(self, shards: Iterable[int], read_index: Callable[[int], bytes]) -> None:
+        """Read the indexes of these shards, several at a time, from elsewhere."""
+        missing = [shard for shard in shards if shard not in self._tables]
+        tables = in_threads(lambda shard: self._load(shard, read_index), missing, num_threads=NUM_THREADS)
+        self._tables.update(zip(missing, tables, strict=True))
+
     def forget(self, shards: Iterable[int]) -> None:
         """Drop the indexes of these shards."""
         for shard in shards:
@@ -65,9 +72,9 @@ class Samples:
             self._tables[shard] = self._load(shard)
         return self._tables[shard]
 
-    def _load(self, shard: int) -> ShardTable:
+    def _load(self, shard: int, read_index: Callable[[int], bytes] | None = None) -> ShardTable:
         name = self.manifest.names[shard]
-        index = self.manifest.shard_index(shard, self._read_index(shard), where=index_name(name))
+        index = self.manifest.shard_index(shard, (read_index or self._read_index)(shard), where=index_name(name))
         first = self._start(shard)
         return ShardTable(shard, name=name, first=first, index=index, rules=self.rules, class_ids=self._class_ids)
 
@@ -110,10 +117,12 @@ class StoredSamples(Samples):
         """Make a batch of the first sample that is not excluded; it shows the kinds of a graph's arrays."""
         is_left = self.excluded != np.arange(len(self.excluded))
         first = np.array([np.argmax(is_left) if is_left.any() else len(self.excluded)], np.int64)
+        return self.example_of(self.rows(first))
+
+    def example_of(self, rows: Rows) -> Batch:
+        """Make a batch of the first of these samples."""
         once = np.zeros(1, np.int64)
-        return Batch(
-            self.rows(first), 0, 1, once, num_valid=1, stream=lambda name: Stream(0, 0, name), shape=self._shape
-        )
+        return Batch(rows, 0, 1, once, num_valid=1, stream=lambda name: Stream(0, 0, name), shape=self._shape)
 
     def neighbours(self, ordinal: int) -> Iterator[Int64s]:
         """Yield the other samples that are not excluded, one shard at a time.

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from aistore import Client
 
     from dali_pipes.fetch.fetcher import Fetcher
+    from dali_pipes.formats.shard_index import ComponentRange
     from dali_pipes.store.cluster.access import ClusterAccess, Proxies
     from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
     from dali_pipes.store.listings import Found
     from dali_pipes.store.patience import Patience
-    from dali_pipes.store.ranges import ComponentRange, Way
+    from dali_pipes.store.ranges import Way
 
 # Whoever reads a shard takes larger pieces, which bypass the buffer.
 _BUFFER_BYTES = 64 << 10

@@ -107,8 +107,9 @@ def _copy_in_kernel(source: int, one: Wanted, stopped: Stopped) -> int:
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 
 if TYPE_CHECKING:
+    from dali_pipes.formats.shard_index import ComponentRange
     from dali_pipes.store.listings import Found
-    from dali_pipes.store.ranges import ComponentRange, Way
+    from dali_pipes.store.ranges import Way
 
 
 class LocalStore(Store):

@@ -13,7 +13,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -31,6 +31,7 @@ _QUIET_S = 3.0
 _TOLD_EACH_S = 60.0
 
 _Arguments = ParamSpec("_Arguments")
+_Item = TypeVar("_Item")
 _Returned = TypeVar("_Returned")
 
 
@@ -77,7 +78,9 @@ _told_at: dict[str, float] = {}
 _away: set[str] = set()
 
 _current: contextvars.ContextVar[Patience | None] = contextvars.ContextVar("patience", default=None)
-_ending: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("ending", default=None)
+# Any of these ends the waits of a thread: that of its own group, the last one, or of a thread that waits for the group.
+_endings: contextvars.ContextVar[tuple[threading.Event, ...]] = contextvars.ContextVar("endings", default=())
+_POLL_S = 0.1
 
 
 def current_patience() -> Patience:
@@ -99,13 +102,73 @@ def pause(seconds: float) -> None:
     """Sleep, but wake up when this thread is told to end.
 
     Raises:
-        InterruptedWaitError: If the threads of `PatientThreads` are told to end.
+        InterruptedWaitError: If this thread, or the one that waits for it, is told to end.
     """
-    ending = _ending.get()
-    if ending is None:
+    endings, end = _endings.get(), time.monotonic() + seconds
+    if not endings:
         time.sleep(seconds)  # in the main thread; Ctrl-C ends it
-    elif ending.wait(seconds):
-        raise InterruptedWaitError
+        return
+    while not any(ending.is_set() for ending in endings):
+        if (left := end - time.monotonic()) <= 0:
+            return
+        endings[-1].wait(left if len(endings) == 1 else min(left, _POLL_S))
+    raise InterruptedWaitError
+
+
+@contextlib.contextmanager
+def waits_ended_by(ending: threading.Event) -> Iterator[None]:
+    """End the waits of this block, also those in threads that it starts, when ``ending`` is set."""
+    token = _endings.set((*_endings.get(), ending))
+    try:
+        yield
+    finally:
+        _endings.reset(token)
+
+
+def in_threads(function: Callable[[_Item], _Returned], items: Iterable[_Item], *, num_threads: int) -> list[_Returned]:
+    """Call ``function`` for each item, several at a time; returns the results in the items' order.
+
+    The first error is raised, and ends the others' waits. The threads are daemons: a program that ends does not wait
+    for them, and they also work for a thread that goes on when the main thread has ended, which executors do not.
+    """
+    given, ending = list(items), threading.Event()
+    if len(given) <= 1 or num_threads == 1:
+        return [function(item) for item in given]
+    results: dict[int, _Returned] = {}
+    errors: list[BaseException] = []
+    numbers = iter(range(len(given)))  # one thread at a time gets a number: the iterator is C code
+
+    def work() -> None:
+        with waits_ended_by(ending):
+            for number in numbers:
+                if ending.is_set():
+                    return
+                try:
+                    results[number] = function(given[number])
+                except BaseException as exc:  # noqa: BLE001 (raised in the caller)
+                    errors.append(exc)
+                    ending.set()
+
+    threads = [
+        threading.Thread(target=contextvars.copy_context().run, args=(work,), name="dali-pipes-ask", daemon=True)
+        for _ in range(min(num_threads, len(given)))
+    ]
+    try:
+        for number, thread in enumerate(threads):
+            try:
+                thread.start()
+            except RuntimeError:  # the process may not start more threads: those that it has do the work
+                del threads[number:]
+                break
+        if not threads:
+            work()
+        for thread in threads:
+            thread.join()
+    finally:  # Ctrl-C
+        ending.set()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(given))]
 
 
 class PatientThreads(ThreadPoolExecutor):
@@ -119,7 +182,7 @@ class PatientThreads(ThreadPoolExecutor):
         self, function: Callable[_Arguments, _Returned], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> "Future[_Returned]":
         context = contextvars.copy_context()
-        context.run(_ending.set, self._is_ending)
+        context.run(_endings.set, (*_endings.get(), self._is_ending))
         call: Any = context.run
         future: Future[_Returned] = super().submit(call, function, *args, **kwargs)
         return future

@@ -5,35 +5,16 @@ bring, or brings wrongly, is read in the next way.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-import xxhash
 
 from dali_pipes.errors import DataError, printable
-from dali_pipes.store.patience import PatientThreads
+from dali_pipes.formats.shard_index import ComponentRange
+from dali_pipes.store.patience import in_threads
 
-# Requests in flight: enough to hide a store's latency.
-NUM_THREADS = 16
+# Requests in flight: a batch of 64 samples, each in a shard of its own, waits for one round trip.
+NUM_THREADS = 64
 # Ranges with gaps up to this size, such as the members of one sample, are read by one request.
 _MAX_GAP_BYTES = 32 << 10
 _MAX_JOINED_BYTES = 4 << 20
-
-
-class ComponentRange(NamedTuple):
-    """One component of one sample: bytes ``[start, start + size)`` of its shard."""
-
-    shard: str
-    """The shard's object."""
-    start: int
-    size: int
-    checksum: int
-    """XXH64 of the bytes."""
-    key: str
-    component: str
-
-    def is_of(self, data: bytes) -> bool:
-        """Whether these are the bytes."""
-        return len(data) == self.size and xxhash.xxh64_intdigest(data) == self.checksum
 
 
 Way = Callable[[Sequence[ComponentRange]], Sequence[bytes]]
@@ -85,7 +66,5 @@ def read_joined(read_range: Callable[..., bytes], ranges: Sequence[ComponentRang
         for at, one in zip(piece, parts, strict=True):
             found[at] = data[one.start - start : one.start - start + one.size]
 
-    with PatientThreads(min(NUM_THREADS, max(1, len(pieces)))) as threads:
-        for done in [threads.submit(read, piece) for piece in pieces]:
-            done.result()
+    in_threads(read, pieces, num_threads=NUM_THREADS)
     return found

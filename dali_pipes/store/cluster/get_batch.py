@@ -13,12 +13,13 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urljoin
 
 from dali_pipes.errors import DataError, StoreError
+from dali_pipes.formats.shard_index import ComponentRange
 from dali_pipes.formats.tar_reader import ArchiveReader
 from dali_pipes.store.cluster.access import Proxies
 from dali_pipes.store.http.client import HttpClient, NoAnswerError
 from dali_pipes.store.http.rules import RedirectError, is_passing
 from dali_pipes.store.http.wire import Answer, ProtocolError
-from dali_pipes.store.ranges import ComponentRange, Way
+from dali_pipes.store.ranges import Way
 
 _Entry = Callable[[ComponentRange], dict[str, Any]]
 _ENTRIES: dict[str, _Entry] = {

@@ -26,7 +26,7 @@ PROMPT_S = 10.0
 """The same for an answer that needs no disk: a listing, a HEAD, a small object."""
 MAX_ERROR_BYTES = 64 << 10
 """Bytes of an error's body that are read, to quote it and to keep the connection."""
-MAX_IDLE_CONNECTIONS = 32
+MAX_IDLE_CONNECTIONS = 64
 """Connections that one client keeps open, to all servers together."""
 
 Fields = Iterable[tuple[str, str]]

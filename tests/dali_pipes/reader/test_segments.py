@@ -22,7 +22,8 @@ from tests.lazy import Lazy
 if TYPE_CHECKING:
     from dali_pipes.reader.aio_reader import Aio
 
-aio_reader, tensors = Lazy("dali_pipes.reader.aio_reader"), Lazy("nvidia.dali.tensors")
+aio_reader, memory = Lazy("dali_pipes.reader.aio_reader"), Lazy("dali_pipes.reader.buffers")
+tensors = Lazy("nvidia.dali.tensors")
 
 BLOCKS = 64
 KINDS = ["aio", "webdataset"]
@@ -212,7 +213,7 @@ def test_reads_that_the_kernel_refuses_are_tried_again_and_then_read_otherwise(
 def test_buffer_is_used_again_when_nothing_views_it() -> None:
     """Neither a slice nor a tensor of DALI's."""
     made: list[int] = []
-    buffers = aio_reader.Buffers(lambda num_bytes: made.append(num_bytes) or np.zeros(num_bytes, np.uint8))
+    buffers = memory.Buffers(lambda num_bytes: made.append(num_bytes) or np.zeros(num_bytes, np.uint8))
     first = buffers.take(1000)
     view = tensors.TensorListCPU([tensors.TensorCPU(first[10:20])], contiguous=False)
     del first
@@ -231,7 +232,7 @@ def test_buffer_is_used_again_when_nothing_views_it() -> None:
 
 def test_ordinary_memory_is_private() -> None:
     """A forked child's writes do not reach the parent. The buffer requests huge pages if the kernel has them."""
-    buffer = aio_reader.Buffers().take(16 << 20)
+    buffer = memory.Buffers().take(16 << 20)
     buffer[:] = 1
     if Path("/sys/kernel/mm/transparent_hugepage").exists():
         maps = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) [^V]*VmFlags:(.*)", Path("/proc/self/smaps").read_text(), re.M)

@@ -9,8 +9,8 @@ import pytest
 import xxhash
 
 from dali_pipes.errors import DataError
+from dali_pipes.formats.shard_index import ComponentRange
 from dali_pipes.store.cluster.ais import AisStore
-from dali_pipes.store.ranges import ComponentRange
 from tests.dali_pipes.fetch.served import ranged
 from tests.servers.scripted import Visit, scripted
 from tests.shards import tar_bytes
