@@ -24,6 +24,7 @@ from dali_pipes.data_set.exclusions import excluded_ordinals
 from dali_pipes.data_set.find import Mixture, NamedSets, find_shards, is_in_directories
 from dali_pipes.epoch import LoaderEpochs, LoaderParts
 from dali_pipes.errors import WorkerProcessError
+from dali_pipes.fetch.samples import SomeSamples
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.photo_header import PhotoRules
 from dali_pipes.formats.quarantine import Quarantine
@@ -201,7 +202,11 @@ def open_parts(
     # With "skip" the graph decides which samples are left out.
     pipeline = open_pipeline() if arguments.select.missing == "skip" else None
     inputs = _plan_inputs(arguments, data_set, stored, pipeline, batching)
-    share, stager = _open_cache(data_set, inputs, batching, cache, directory, resources)
+    some = data_set.some_samples(inputs.selection.excluded)
+    if some is not None:  # only what the graph reads is staged of them
+        pipeline = pipeline or open_pipeline()
+        some.components = list(pipeline.inputs.read)
+    share, stager = _open_cache(data_set, inputs, batching, cache, directory, some, resources)
     device_id = decode_options["device_id"]
     buffers = Buffers() if device_id is None else pinned_buffers(device_id)
     reader = open_reader(share.path, kind=arguments.decode.reader, buffers=buffers)
@@ -395,19 +400,21 @@ def _open_cache(
     batching: Batching,
     cache: Cache,
     directory: Path | None,
+    some: SomeSamples | None,
     resources: contextlib.ExitStack,
 ) -> tuple[CacheShare, Stager]:
     """Reserve this loader's part of the cache, and start the threads that stage shards."""
     share = data_set.open_share(
-        reserved=inputs.reserved_bytes(data_set.extent_bytes, batching),
+        reserved=inputs.reserved_bytes(data_set.extent_bytes if some is None else some.extent_bytes, batching),
         is_windowed=window_bytes(inputs.order, data_set.manifest.shard_bytes) != "all",
         group=inputs.group,
         cache_dir=directory,
         cache_bytes=cache.max_bytes,
         verify=cache.verify,
+        samples=some,
     )
     resources.callback(share.close)
-    stager = data_set.open_stager(share, num_fetchers=cache.fetchers)
+    stager = data_set.open_stager(share, num_fetchers=cache.fetchers, samples=some)
     resources.callback(stager.close)
     return share, stager
 

@@ -53,7 +53,7 @@ _SLOT = np.dtype(
 )
 # The file begins with the version that wrote it; then come the slots.
 _SLOTS_START = 64
-_SLOTS_MAGIC = b"DALIPIS4"
+_SLOTS_MAGIC = b"DALIPIS5"
 _SLOTS_BYTES = _SLOTS_START + NUM_SLOTS * _SLOT.itemsize
 _MUTEX_BYTE = 0
 FIRST_SLOT_BYTE = 1
@@ -228,8 +228,8 @@ class CacheFiles:
                 slots.wake()
         return has_swept
 
-    def make(self, key: str, starts: Int64s, source: str) -> OpenCacheFile:
-        """Make a cache file with extents at ``starts``, in place of another one of this key."""
+    def make(self, key: str, starts: Int64s, sizes: Int64s, source: str) -> OpenCacheFile:
+        """Make a cache file with extents at ``starts``, in place of another one of this key; see `StateTable`."""
         table_name, file_name, partial = f"{key}.table", f"{key}.image", f".{key}.partial"
         self.remove(key)
         self.own.remove(partial)
@@ -242,7 +242,7 @@ class CacheFiles:
                 os.write(described, source.encode(errors="replace"))
             finally:
                 os.close(described)
-            StateTable(partial, starts=starts, directory=self.own.file).close()
+            StateTable(partial, starts=starts, sizes=sizes, directory=self.own.file).close()
             # Last: without its table a cache file does not count.
             os.rename(partial, table_name, src_dir_fd=self.own.file, dst_dir_fd=self.own.file)
             table = StateTable(table_name, directory=self.own.file)

@@ -75,6 +75,7 @@ class CacheShare(NodeCache):
         key: Of the cache file, which is made if it is not there: see `cache_file_key`.
         starts: Its extents, from `dali_pipes.cache.extents.extent_starts`. Their alignment must not be smaller than the
             file system's: extents would then share blocks, and take more of them than are counted.
+        sizes: Bytes that each shard takes of its extent, as far as that is known; see `StateTable.sizes`.
         rows: The row in ``starts`` of each of the loader's shards: int64 [shards].
         shard_bytes: Of each of the loader's shards: int64 [shards].
         index_bytes: Of their indexes, likewise.
@@ -93,6 +94,7 @@ class CacheShare(NodeCache):
         *,
         key: str,
         starts: Int64s,
+        sizes: Int64s,
         rows: Int64s,
         shard_bytes: Int64s,
         index_bytes: Int64s,
@@ -108,14 +110,14 @@ class CacheShare(NodeCache):
         self._shard_of_row[rows] = np.arange(len(rows))
         self.starts = starts[rows]
         """Where each shard starts in the cache file: int64 [shards]."""
-        self.extent_bytes = np.diff(starts)[rows]
+        self.extent_bytes = sizes[rows]
         """Bytes that each shard takes of the cache, with its index: int64 [shards]."""
         self._shard_bytes, self._index_bytes = shard_bytes, index_bytes
         # For ``verify="always"``: the rows that the loader has filled or checked.
         self._checked = np.zeros(len(starts) - 1, np.bool_)
         super().__init__(self.space.directory)
         try:
-            self._slot, self._opened = self._join(key, starts, source, group, reserved, keep=placement.keep)
+            self._slot, self._opened = self._join(key, starts, sizes, source, group, reserved, keep=placement.keep)
             self._file = os.dup(self._opened.file)
         except BaseException:
             super().close()
@@ -123,7 +125,7 @@ class CacheShare(NodeCache):
 
     @exclusive
     def _join(
-        self, key: str, starts: Int64s, source: str, group: int, reserved: int, *, keep: bool
+        self, key: str, starts: Int64s, sizes: Int64s, source: str, group: int, reserved: int, *, keep: bool
     ) -> tuple[int, OpenCacheFile]:
         """Take a slot, and reserve bytes; returns the slot and the cache file."""
         files, slots, cache_bytes = self._files, self._slots, self.cache_bytes
@@ -139,7 +141,7 @@ class CacheShare(NodeCache):
         try:
             opened = files.opened.get(key)
             if opened is None or not np.array_equal(opened.table.starts, starts):
-                opened = files.make(key, starts, source)
+                opened = files.make(key, starts, sizes, source)
             with opened.table.changing():
                 if not slots.of(key):
                     opened.table.checked[:] = 0
@@ -234,14 +236,20 @@ class CacheShare(NodeCache):
         states = self._opened.table.state[self._rows_of(shards)]
         return chosen[~np.isin(states, [State.READY, State.UNCHECKED, State.CHECKING])]
 
-    def reserve_blocks(self, shard: int, *, name: str) -> None:
-        """Allocate the extent's blocks before anything is written there.
+    def reserve_blocks(self, shard: int, *, name: str, blocks: Int64s | None = None) -> None:
+        """Allocate the extent's blocks before anything is written there; ``blocks``: only these, by number in the file.
 
         Raises:
             CacheError: If files outside the cache have taken the space.
         """
+        first, num = int(self.starts[shard]), int(self.extent_bytes[shard])
+        runs = [(first, num)]
+        if blocks is not None:
+            parts = np.split(blocks, np.flatnonzero(np.diff(blocks) != 1) + 1)
+            runs = [(int(part[0]) * EXTENT_ALIGNMENT, len(part) * EXTENT_ALIGNMENT) for part in parts]
         try:
-            reserve(self._file, int(self.starts[shard]), int(self.extent_bytes[shard]))
+            for start, size in runs:
+                reserve(self._file, start, size)
         except OSError as exc:
             raise CacheError(
                 f"no space for shard '{name}' in '{self.space.directory}': {self.extent_bytes[shard]} bytes needed, "
@@ -249,10 +257,11 @@ class CacheShare(NodeCache):
                 "cache=dali_pipes.Cache(max_bytes=...) (--cache-bytes), or free some space there"
             ) from exc
 
-    def finish(self, shards: Sequence[int], *, are_new: bool = True) -> None:
+    def finish(self, shards: Sequence[int], *, are_new: bool = True, sizes: Sequence[int] | None = None) -> None:
         """Let all loaders read these shards and their indexes, which are whole and checked.
 
-        ``are_new`` is ``False`` if nothing was written, so that nothing has to reach the disk before.
+        ``are_new`` is ``False`` if nothing was written, so that nothing has to reach the disk before. ``sizes`` are the
+        bytes that the shards take, if that is known now.
 
         Raises:
             CacheError: If another loader has one of them by now, or the cache file was removed.
@@ -262,15 +271,15 @@ class CacheShare(NodeCache):
                 os.fdatasync(self._file)
             except OSError as exc:
                 raise CacheError(f"the disk of '{self.space.directory}' failed: {exc.strerror}") from exc
-        self._finish(self._rows_of(shards))
+        self._finish(self._rows_of(shards), None if sizes is None else np.array(sizes, np.int64))
 
     @exclusive
-    def _finish(self, rows: Int64s) -> None:
+    def _finish(self, rows: Int64s, sizes: Int64s | None) -> None:
         table = self._check_joined().table
         if not self._has_begun(rows).all():
             raise self._removed()
         with table.changing():
-            table.finish(rows)
+            table.finish(rows, sizes)
         self._checked[rows] = True
         self._slots.wake()
 

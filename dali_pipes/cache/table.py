@@ -36,7 +36,7 @@ NUM_SLOTS = 256
 
 PAGE = mmap.PAGESIZE
 NOBODY = -1
-_MAGIC = 0x3254_4950_494C_4144  # "DALIPIT2" in the file
+_MAGIC = 0x3354_4950_494C_4144  # "DALIPIT3" in the file
 _HEADER = np.dtype(
     [
         ("magic", "<u8"),
@@ -74,6 +74,7 @@ class StateTable:
     Args:
         path: The table's file.
         starts: Extents, from `extent_starts`, for a new file; ``None`` opens an existing one.
+        sizes: Bytes that each shard takes, for a new file: int64 [shards].
         directory: Descriptor of the directory that ``path`` is relative to; ``None``: the working directory.
 
     Raises:
@@ -81,11 +82,18 @@ class StateTable:
         DamagedFileError: If it is not a table of this version, or not a file of this user.
     """
 
-    def __init__(self, path: Path | str, *, starts: Int64s | None = None, directory: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        starts: Int64s | None = None,
+        sizes: Int64s | None = None,
+        directory: int | None = None,
+    ) -> None:
         self._file = open_own(path, directory=directory, flags=0 if starts is None else os.O_CREAT | os.O_EXCL)
         try:
-            if starts is not None:
-                self._create(starts)
+            if starts is not None and sizes is not None:
+                self._create(starts, sizes)
             head = os.pread(self._file, _HEADER.itemsize, 0)
             if len(head) < _HEADER.itemsize or (header := np.frombuffer(head, _HEADER)[0])["magic"] != _MAGIC:
                 raise DamagedFileError(f"'{path}' is not a state table of this version")
@@ -103,6 +111,9 @@ class StateTable:
         }
         self._header = view["header"]
         self.starts: Int64s = view["starts"]
+        self.sizes: Int64s = view["sizes"]
+        """int64 [shards]: bytes that the shard takes. If only some of its samples are brought, these are less than its
+        extent, and an estimate until it is `READY` for the first time."""
         self.state: npt.NDArray[np.uint8] = view["state"]
         self.owner: npt.NDArray[np.int16] = view["owner"]
         """int16 [shards]: the slot that fills, checks or drops the shard; `NOBODY` if there is none."""
@@ -139,8 +150,8 @@ class StateTable:
 
     def extent_bytes(self, shards: Int64s | Sequence[int]) -> Int64s:
         """Bytes that each of these shards takes: int64 [N]."""
-        rows = np.asarray(shards, np.int64)
-        return self.starts[rows + 1] - self.starts[rows]
+        sizes: Int64s = self.sizes[np.asarray(shards, np.int64)]
+        return sizes
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -167,6 +178,8 @@ class StateTable:
             raise DamagedFileError("its extents were changed")
         if file_bytes != int(self.starts[-1]):
             raise DamagedFileError(f"its cache file has {file_bytes} bytes, and its extents {int(self.starts[-1])}")
+        if ((self.sizes < 0) | (self.sizes > np.diff(self.starts))).any():
+            raise DamagedFileError("it has shards that are larger than their extents")
         if (self.state > max(State)).any() or ((self.owner < NOBODY) | (self.owner >= NUM_SLOTS)).any():
             raise DamagedFileError("it has states or owners that do not exist")
         self.repair()
@@ -182,12 +195,15 @@ class StateTable:
             last = int(self._header["num_resident"])
             self._resident[last], self._place[shard] = shard, last
             self._header["num_resident"] = last + 1
-            self._header["resident_bytes"] += int(self.starts[shard + 1] - self.starts[shard])
+            self._header["resident_bytes"] += int(self.sizes[shard])
             self.state[shard] = State.FILLING
 
-    def finish(self, shards: Int64s | Sequence[int]) -> None:
-        """``FILLING`` or ``CHECKING`` -> ``READY``."""
+    def finish(self, shards: Int64s | Sequence[int], sizes: Int64s | None = None) -> None:
+        """``FILLING`` or ``CHECKING`` -> ``READY``; ``sizes`` are the bytes that these take, if that is known now."""
         rows = np.asarray(shards, np.int64)
+        if sizes is not None:
+            self._header["resident_bytes"] += int((sizes - self.sizes[rows]).sum())
+            self.sizes[rows] = sizes
         self.owner[rows] = NOBODY
         self.checked[rows] = 1
         self.state[rows] = State.READY
@@ -217,7 +233,7 @@ class StateTable:
             place, moved = int(self._place[shard]), int(self._resident[last])
             self._resident[place], self._place[moved] = moved, place
             self._header["num_resident"] = last
-            self._header["resident_bytes"] -= int(self.starts[shard + 1] - self.starts[shard])
+            self._header["resident_bytes"] -= int(self.sizes[shard])
 
     def held(self, shards: Int64s, slots: Sequence[int]) -> Bools:
         """Mark the ``shards`` that one of ``slots`` holds: bool [N]."""
@@ -281,7 +297,7 @@ class StateTable:
         first = start // PAGE * PAGE
         return first, min(-(-(start + self.num_shards) // PAGE) * PAGE, size) - first
 
-    def _create(self, starts: Int64s) -> None:
+    def _create(self, starts: Int64s, sizes: Int64s) -> None:
         places, size = _layout(len(starts) - 1)
         os.ftruncate(self._file, size)
         self._reserve(0, places["holds"][0])  # the rows of holds are reserved one by one
@@ -290,6 +306,7 @@ class StateTable:
         extents = np.ascontiguousarray(starts, np.int64).tobytes()
         header["starts_checksum"] = xxhash.xxh64_intdigest(extents)
         os.pwrite(self._file, extents, places["starts"][0])
+        os.pwrite(self._file, np.ascontiguousarray(sizes, np.int64).tobytes(), places["sizes"][0])
         os.pwrite(self._file, np.full(len(starts) - 1, NOBODY, np.int16).tobytes(), places["owner"][0])
         header["magic"] = _MAGIC
         os.pwrite(self._file, header.tobytes(), 0)
@@ -311,6 +328,7 @@ def _layout(num_shards: int) -> tuple[dict[str, tuple[int, Any, tuple[int, ...]]
     columns: list[tuple[str, Any, tuple[int, ...]]] = [
         ("header", _HEADER, ()),
         ("starts", np.int64, (num_shards + 1,)),
+        ("sizes", np.int64, (num_shards,)),
         ("used_ns", np.int64, (num_shards,)),
         ("resident", np.int64, (num_shards,)),
         ("place", np.int64, (num_shards,)),

@@ -4,6 +4,7 @@ The data sets of a mixture become one: in the joined manifest a shard is called 
 any manifest; only code that asks a store for an object splits the name again. This needs no DALI.
 """
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from dali_pipes.data_set.indexing import (
 )
 from dali_pipes.errors import DataError, printable
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted, WholeShards, WithIndexes
+from dali_pipes.fetch.samples import SomeSamples
 from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.manifest import Manifest, concatenate
 from dali_pipes.formats.names import columns_name, described, index_name, manifest_name, start_of
@@ -311,10 +313,30 @@ class DataSet:
             fetcher = self._sets[""].shards.store.open_fetcher()
         return fetcher if self.indexes is None else WithIndexes(fetcher, self.indexes)
 
-    def open_stager(self, share: CacheShare, *, num_fetchers: int = NUM_FETCHERS) -> Stager:
-        """A stager that brings these shards into the cache file."""
+    def some_samples(self, excluded: Int64s) -> SomeSamples | None:
+        """The samples of these shards that are not excluded, if they are few enough to be staged without the rest."""
+        if self.manifest.etl:
+            return None
+        samples = SomeSamples(
+            self.manifest,
+            excluded,
+            shard_extents=self.extent_bytes,
+            read_index=self.read_index,
+            read_ranges=self.read_ranges,
+        )
+        return samples if samples.are_few else None
+
+    def open_stager(
+        self, share: CacheShare, *, num_fetchers: int = NUM_FETCHERS, samples: SomeSamples | None = None
+    ) -> Stager:
+        """A stager that brings these shards, or some samples of them, into the cache file."""
         return Stager(
-            share, self.manifest, open_fetcher=self.open_fetcher, locate=self.locate, num_fetchers=num_fetchers
+            share,
+            self.manifest,
+            open_fetcher=self.open_fetcher,
+            locate=self.locate,
+            num_fetchers=num_fetchers,
+            samples=samples,
         )
 
     def open_share(
@@ -326,6 +348,7 @@ class DataSet:
         cache_dir: Path | None,
         cache_bytes: int | None,
         verify: Verify = "first",
+        samples: SomeSamples | None = None,
     ) -> CacheShare:
         """A share of the cache file of these shards: see `dali_pipes.cache.share.CacheShare`.
 
@@ -336,17 +359,25 @@ class DataSet:
             cache_dir: The directory of cache files; ``None``: see `dali_pipes.cache.placement`.
             cache_bytes: The limit for all cache files there.
             verify: Which shards that are there already are checked again.
+            samples: Those that the cache file is for; ``None``: whole shards.
 
         Raises:
             CacheError: If there is not enough space.
         """
-        total, key = int(self.extent_bytes.sum()), cache_file_key(self.whole, alignment=self.alignment)
+        key = cache_file_key(self.whole, alignment=self.alignment)
+        starts = extent_starts(self.whole.shard_bytes, self.whole.index_bytes, alignment=self.alignment)
+        sizes = np.diff(starts)
+        if samples is not None:
+            key = hashlib.sha256(f"{key} {samples.digest}".encode()).hexdigest()[: len(key)]
+            sizes[self.rows] = samples.extent_bytes
+        total = int(sizes[self.rows].sum())
         least = 0 if reserved is None else reserved
         placement = place(cache_dir, cache_bytes, key=key, reserved=least, total=total, is_windowed=is_windowed)
         return CacheShare(
             placement,
             key=key,
-            starts=extent_starts(self.whole.shard_bytes, self.whole.index_bytes, alignment=self.alignment),
+            starts=starts,
+            sizes=sizes,
             rows=self.rows,
             shard_bytes=self.manifest.shard_bytes,
             index_bytes=self.manifest.index_bytes,

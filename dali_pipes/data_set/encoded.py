@@ -77,14 +77,14 @@ class EncodedSamples:
             set_ = f"{split_set(name)[0]}/" if self._data_set.is_mixture else ""
             sample: dict[str, Any] = {KEY: f"{set_}{index.keys[row]}"}
             samples.append(sample)
-            for component, offsets in index.offsets.items():
-                if offsets[row] < 0:
+            for component in index.offsets:
+                if (one := index.range_of(component, row, shard=name)) is None:
                     continue
                 if component == LABEL_COMPONENT and index.labels is not None:
                     sample[component] = int(index.labels[row])
-                    continue
-                sample[component] = b""  # in the components' order
-                places.append((sample, index.range_of(component, row, shard=name)))
+                else:
+                    sample[component] = b""  # in the components' order
+                    places.append((sample, one))
         found = self._data_set.read_ranges([one for _, one in places])
         for (sample, one), data in zip(places, found, strict=True):
             sample[one.component] = data

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
 
@@ -22,10 +22,13 @@ from dali_pipes.cache.share import CacheShare, Take
 from dali_pipes.errors import CacheError, DataError, printable, shown
 from dali_pipes.fetch.demand import Demand, Waiter
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
+from dali_pipes.fetch.samples import Filled, SomeSamples
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
 from dali_pipes.formats.shard_index import ShardIndex
 from dali_pipes.metrics.counts import ThreadsStage, report_span
+from dali_pipes.store.patience import waits_ended_by
+from dali_pipes.store.ranges import NUM_THREADS
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +94,7 @@ class Stager:
 
     The threads are daemons: a program that ends does not wait for shards that nobody will read. Each of the
     ``num_fetchers`` threads opens its own fetcher. ``manifest`` numbers shards as ``share`` does; ``locate`` returns an
-    object's URL, for errors.
+    object's URL, for errors. With ``samples`` a shard stands for these of its samples.
     """
 
     def __init__(
@@ -102,9 +105,10 @@ class Stager:
         open_fetcher: Callable[[], Fetcher],
         locate: Callable[[str], str],
         num_fetchers: int = NUM_FETCHERS,
+        samples: SomeSamples | None = None,
     ) -> None:
         self._share, self._manifest, self._locate = share, manifest, locate
-        self._open_fetcher, self._num_fetchers = open_fetcher, num_fetchers
+        self._open_fetcher, self._num_fetchers, self._samples = open_fetcher, num_fetchers, samples
         self._stopped = threading.Event()
         self._lock = threading.RLock()  # guards everything below
         self._changed = threading.Condition(self._lock)
@@ -378,7 +382,7 @@ class Stager:
     def _work(self) -> None:
         is_open = False
         try:
-            with contextlib.closing(self._open_fetcher()) as fetcher:
+            with contextlib.closing(self._open_fetcher()) as fetcher, waits_ended_by(self._stopped):
                 is_open = True
                 while (taken := self._next()) is not None:
                     self._fill(taken[0], fetcher, is_there=taken[1])
@@ -443,6 +447,8 @@ class Stager:
         self._num_asked = NUM_ASKED
         # Idle threads take their part.
         most = min(NUM_TOGETHER, -(-self._demand.num_missing // self._num_fetchers))
+        if self._samples is not None:
+            most = NUM_THREADS  # a store's answer to one request has ranges of all of them
         self._changed.release()
         try:
             return self._share.take(wanted, most=max(1, most), most_bytes=TOGETHER_BYTES)
@@ -491,7 +497,8 @@ class Stager:
                 if is_there:
                     self._finish(unfinished, self._whole(unfinished), are_new=False)
                 if unfinished and not self._is_abandoned(unfinished):
-                    errors = self._fetch(unfinished, fetcher)
+                    fetch = self._fetch if self._samples is None else self._fetch_samples
+                    errors = fetch(unfinished, fetcher)
         except Exception as exc:  # noqa: BLE001 (raised in the callers that need the shards)
             errors = dict.fromkeys(unfinished, exc)
         try:
@@ -514,17 +521,25 @@ class Stager:
             bytes=self._demand.bytes_of(shards),
         )
 
-    def _finish(self, unfinished: dict[int, None], shards: Sequence[int], *, are_new: bool = True) -> None:
-        """Mark shards ready that are whole, and take them from ``unfinished``."""
+    def _finish(
+        self,
+        unfinished: dict[int, None],
+        shards: Sequence[int],
+        *,
+        are_new: bool = True,
+        filled: Mapping[int, Filled] | None = None,
+    ) -> None:
+        """Mark shards ready that are whole, and take them from ``unfinished``; ``filled``: what some samples take."""
         if not shards:
             return
-        self._share.finish(shards, are_new=are_new)
+        sizes = None if filled is None else [filled[shard].taken_bytes for shard in shards]
+        self._share.finish(shards, are_new=are_new, sizes=sizes)
         with self._lock:
             for shard in shards:
                 del unfinished[shard]
                 self._filling.pop(shard, None)
                 if are_new:
-                    self.fetched_bytes += self._num_bytes(shard)
+                    self.fetched_bytes += self._num_bytes(shard) if filled is None else filled[shard].fetched_bytes
                     self.num_fetched += 1
                 self._hold(shard)  # last: it wakes waiting threads, which may read the counters
             self._release_unwanted(shards)
@@ -588,6 +603,14 @@ class Stager:
         finish_whole()
         return {shard: self._naming_samples(shard, error, fetcher) for shard, error in errors.items()}
 
+    def _fetch_samples(self, unfinished: dict[int, None], _: Fetcher) -> dict[int, Exception]:
+        """Like `_fetch`, for some samples of each shard."""
+        assert self._samples is not None, "chosen by the caller"
+        with self.fetch_time:
+            filled, errors = self._samples.fill(list(unfinished), self._share)
+        self._finish(unfinished, list(filled), filled=filled)
+        return errors
+
     def _naming_samples(self, shard: int, error: Exception, fetcher: Fetcher) -> Exception:
         """Name in a shard's error the samples whose bytes have changed, if these are a few."""
         manifest, share, index = self._manifest, self._share, self._share.index_extent(shard)
@@ -630,24 +653,30 @@ class Stager:
 
         whole: list[int] = []
         for shard in shards:
-            manifest, share = self._manifest, self._share
-            for extent, expected in (
-                (share.shard_extent(shard), manifest.checksums[shard]),
-                (share.index_extent(shard), manifest.index_checksums[shard]),
-            ):
+            for extent, expected in self._parts(shard):
                 found = extent.checksum_unless(stopped)
                 if found is None:
                     return whole
-                if found != int(expected):
+                if found != expected:
                     level, self._has_warned = logging.INFO if self._has_warned else logging.WARNING, True
                     _log.log(
                         level, "the cache in '%s' held other bytes than those of shard '%s': fetched again",
-                        share.space.directory, self._locate(manifest.names[shard]),
+                        self._share.space.directory, self._locate(self._manifest.names[shard]),
                     )  # fmt: skip
                     break
             else:
                 whole.append(shard)
         return whole
+
+    def _parts(self, shard: int) -> Iterator[tuple[Extent, int]]:
+        """The extents that a loader reads of a shard, with their checksums; the index is first."""
+        index, whole = self._share.index_extent(shard), self._share.shard_extent(shard)
+        yield index, int(self._manifest.index_checksums[shard])
+        if self._samples is None:
+            yield whole, int(self._manifest.checksums[shard])
+        else:
+            for one in self._samples.ranges(shard, index.read()):
+                yield Extent(whole.file, whole.start + one.start, one.size), one.checksum
 
 
 def _closed() -> ValueError:

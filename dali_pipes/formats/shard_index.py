@@ -121,11 +121,16 @@ class ShardIndex:
         columns = {name: column[rows] for name, column in self._columns().items()}
         return replace(self, keys=[self.keys[row] for row in rows.tolist()], **_attributes(columns))
 
-    def range_of(self, component: str, row: int, *, shard: str) -> ComponentRange:
-        """The bytes of a component that the sample has; ``shard`` names the shard for `Store.read_ranges`."""
-        start, size = int(self.offsets[component][row]), int(self.sizes[component][row])
-        checksum = int(self.checksums[component][row])
-        return ComponentRange(shard, start, size, checksum, self.keys[row], component)
+    def range_of(self, component: str, row: int, *, shard: str) -> ComponentRange | None:
+        """The place of a component, or of the first alternative that the sample has; ``None`` if it has none.
+
+        ``shard`` names the shard for `dali_pipes.store.base.Store.read_ranges`.
+        """
+        for name in component.split(";"):
+            if name in self.offsets and (start := int(self.offsets[name][row])) >= 0:
+                size, checksum = int(self.sizes[name][row]), int(self.checksums[name][row])
+                return ComponentRange(shard, start, size, checksum, self.keys[row], name)
+        return None
 
     def changed(self, checksum: Callable[[int, int], int | None]) -> Iterator[str]:
         """Name component and key of each place with other bytes; ``checksum(start, size)`` is of bytes of the shard."""

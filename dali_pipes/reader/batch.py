@@ -117,10 +117,8 @@ class ShardTable:
         return f"{self._set}{self._index.keys[row]}"
 
     def range_of(self, component: str, row: int) -> ComponentRange | None:
-        """The place of a component, or of the first alternative that the sample has; ``None`` if it has none."""
-        names = (name for name in component.split(";") if name in self._index.offsets)
-        found = next((name for name in names if self._index.offsets[name][row] >= 0), None)
-        return None if found is None else self._index.range_of(found, row, shard=self.name)
+        """See `ShardIndex.range_of`."""
+        return self._index.range_of(component, row, shard=self.name)
 
     def components_of(self, row: int) -> list[str]:
         return [name for name, offsets in self._index.offsets.items() if offsets[row] >= 0]

@@ -38,6 +38,7 @@ class Member:
             Placement(space=FreeSpace.of(directory), cache_bytes=allowed * PAGE, keep=keep),
             key=key,
             starts=self.starts,
+            sizes=sizes,
             rows=np.arange(pages),
             shard_bytes=sizes,
             index_bytes=0 * sizes,
