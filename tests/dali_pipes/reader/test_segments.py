@@ -266,7 +266,7 @@ def test_page_locked_batches_are_made_with_the_loaders_device(
     monkeypatch.setattr("torch.empty", allocate)
     monkeypatch.setattr("dali_pipes.reader.buffers.TensorCPU", make_tensor)
     read = lines([np.arange(8) * 512], [np.full(8, 100)])
-    with contextlib.closing(aio_reader.AioReader(str(file), aio=aio, buffers=aio_reader.pinned_buffers(1))) as reader:
+    with contextlib.closing(aio_reader.AioReader(str(file), aio=aio, buffers=memory.pinned_buffers(1))) as reader:
         segment = reader.open(read, batch_size=4)
         for _ in range(2):
             segment.read()

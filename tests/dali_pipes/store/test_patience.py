@@ -10,7 +10,15 @@ from click.testing import CliRunner
 
 from dali_pipes.commands.options import cluster_options
 from dali_pipes.store import patience as module
-from dali_pipes.store.patience import Patience, PatientThreads, Waiting, current_patience, pause
+from dali_pipes.store.patience import (
+    Patience,
+    PatientThreads,
+    Waiting,
+    current_patience,
+    in_threads,
+    pause,
+    waits_ended_by,
+)
 
 
 class Clock:
@@ -86,6 +94,42 @@ def test_an_exception_ends_the_waits_of_the_threads() -> None:
         assert begun.wait(60)
         raise KeyboardInterrupt
     assert isinstance(waits.exception(), module.InterruptedWaitError)
+
+
+def test_threads_return_results_in_order_and_the_first_error_ends_the_others() -> None:
+    assert in_threads(lambda number: number * number, range(100), num_threads=7) == [n * n for n in range(100)]
+    assert in_threads(str, [], num_threads=7) == []
+    begun = threading.Barrier(3)
+
+    def fail_or_wait(number: int) -> None:
+        begun.wait(60)
+        if number == 1:
+            raise ValueError("the second one")
+        pause(3600)
+
+    with pytest.raises(ValueError, match="the second one"):
+        in_threads(fail_or_wait, range(3), num_threads=3)
+
+
+def test_waits_end_with_the_thread_that_waits_for_them() -> None:
+    """A closed loader ends the waits of threads that its own threads have started; those of other loaders go on."""
+    closed, begun = threading.Event(), threading.Barrier(3)
+
+    def wait(_: int) -> None:
+        begun.wait(60)
+        pause(3600)
+
+    def work() -> None:
+        with pytest.raises(module.InterruptedWaitError), waits_ended_by(closed):
+            in_threads(wait, range(2), num_threads=2)
+        pause(0)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait(60)
+    closed.set()
+    thread.join()
+    pause(0)
 
 
 def test_options_of_commands_set_the_patience() -> None:
