@@ -321,7 +321,6 @@ class DataSet:
             self.manifest,
             excluded,
             shard_extents=self.extent_bytes,
-            read_index=self.read_index,
             read_ranges=self.read_ranges,
         )
         return samples if samples.are_few else None

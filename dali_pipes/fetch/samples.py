@@ -17,8 +17,6 @@ from dali_pipes.errors import CacheError, DataError
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
 from dali_pipes.formats.shard_index import ComponentRange
-from dali_pipes.store.patience import in_threads
-from dali_pipes.store.ranges import NUM_THREADS
 
 SPARSE_SHARE = 8
 """Samples are fetched by range if they take at most this part, 1/8, of the shards that have any of them: above, whole
@@ -43,7 +41,6 @@ class SomeSamples:
         manifest: The loader's shards.
         excluded: The other samples: ordinals, int64, sorted.
         shard_extents: Bytes that each whole shard would take of the cache, with its index: int64 [shards].
-        read_index: Reads a shard's index from the store, checked.
         read_ranges: See `dali_pipes.store.base.Store.read_ranges`.
     """
 
@@ -53,11 +50,10 @@ class SomeSamples:
         excluded: Int64s,
         *,
         shard_extents: Int64s,
-        read_index: Callable[[int], bytes],
         read_ranges: Callable[[Sequence[ComponentRange]], list[bytes]],
     ) -> None:
         self._manifest, self._excluded = manifest, excluded
-        self._read_index, self._read_ranges = read_index, read_ranges
+        self._read_ranges = read_ranges
         self.components: Sequence[str] = ()
         """The components that the graph reads, as it names them."""
         stops = manifest.sample_stops
@@ -88,52 +84,37 @@ class SomeSamples:
                     yield one
 
     def fill(self, shards: Sequence[int], share: CacheShare) -> tuple[dict[int, Filled], dict[int, Exception]]:
-        """Bring the samples of these shards into their extents; returns what came, and the errors of other shards."""
-        errors: dict[int, Exception] = {}
-
-        def read_index(shard: int) -> tuple[bytes, list[ComponentRange]]:
-            try:
-                index = self._read_index(shard)
-                return index, list(self.ranges(shard, index))
-            except DataError as exc:
-                errors[shard] = exc
-                return b"", []
-
-        read = dict(zip(shards, in_threads(read_index, shards, num_threads=NUM_THREADS), strict=True))
-        wanted = [one for _, ranges in read.values() for one in ranges]
+        """Bring the samples of these shards, whose indexes are there; returns what came, and the errors of others."""
+        ranges = {shard: list(self.ranges(shard, share.index_extent(shard).read())) for shard in shards}
         try:
-            found = iter(self._read_ranges(wanted))
+            found = iter(self._read_ranges([one for wanted in ranges.values() for one in wanted]))
         except DataError as exc:
             if len(shards) == 1:
                 return {}, {shards[0]: exc}
-            one_by_one = [self.fill([shard], share) for shard in shards]  # which of them is it?
-            return {s: f for filled, _ in one_by_one for s, f in filled.items()}, {
-                s: error for _, failed in one_by_one for s, error in failed.items()
-            }
-        filled: dict[int, Filled] = {}
-        for shard, (index, ranges) in read.items():
-            data = [next(found) for _ in ranges]
-            if shard in errors:
-                continue
+            filled, errors = dict[int, Filled](), dict[int, Exception]()
+            for shard in shards:  # which of them is it?
+                for known, further in zip((filled, errors), self.fill([shard], share), strict=True):
+                    known |= further  # type: ignore[operator]
+            return filled, errors
+        filled, errors = {}, {}
+        for shard, wanted in ranges.items():
+            extent, index = share.shard_extent(shard), share.index_extent(shard)
+            pieces = [(one, next(found)) for one in wanted]
+            parts = [extent_blocks(extent, one.start, one.size) for one in wanted]
+            blocks = np.unique(np.concatenate([extent_blocks(index, 0, index.size), *parts]))
             try:
-                filled[shard] = self._write(shard, share, index, ranges, data)
+                share.reserve_blocks(shard, name=self._manifest.names[shard], blocks=blocks)
+                for one, data in pieces:
+                    extent.write(data, one.start)
             except CacheError as exc:
                 errors[shard] = exc
+                continue
+            num_bytes = index.size + sum(one.size for one in wanted)
+            filled[shard] = Filled(len(blocks) * EXTENT_ALIGNMENT, num_bytes)
         return filled, errors
 
-    def _write(
-        self, shard: int, share: CacheShare, index: bytes, ranges: Sequence[ComponentRange], data: Sequence[bytes]
-    ) -> Filled:
-        extent, of_index = share.shard_extent(shard), share.index_extent(shard)
-        pieces = [(of_index, 0, index), *((extent, one.start, part) for one, part in zip(ranges, data, strict=True))]
-        blocks = np.unique(np.concatenate([_blocks(place, start, len(part)) for place, start, part in pieces]))
-        share.reserve_blocks(shard, name=self._manifest.names[shard], blocks=blocks)
-        for place, start, part in pieces:
-            place.write(part, start)
-        return Filled(len(blocks) * EXTENT_ALIGNMENT, sum(len(part) for _, _, part in pieces))
 
-
-def _blocks(extent: Extent, start: int, size: int) -> Int64s:
+def extent_blocks(extent: Extent, start: int, size: int) -> Int64s:
     """The blocks of the cache file in which these bytes lie, by number."""
     first = extent.start + start
     return np.arange(first // EXTENT_ALIGNMENT, -(-(first + size) // EXTENT_ALIGNMENT))

@@ -22,7 +22,7 @@ from dali_pipes.cache.share import CacheShare, Take
 from dali_pipes.errors import CacheError, DataError, printable, shown
 from dali_pipes.fetch.demand import Demand, Waiter
 from dali_pipes.fetch.fetcher import NUM_FETCHERS, Fetcher, Wanted
-from dali_pipes.fetch.samples import Filled, SomeSamples
+from dali_pipes.fetch.samples import Filled, SomeSamples, extent_blocks
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
 from dali_pipes.formats.shard_index import ShardIndex
@@ -497,8 +497,7 @@ class Stager:
                 if is_there:
                     self._finish(unfinished, self._whole(unfinished), are_new=False)
                 if unfinished and not self._is_abandoned(unfinished):
-                    fetch = self._fetch if self._samples is None else self._fetch_samples
-                    errors = fetch(unfinished, fetcher)
+                    errors = self._fetch(unfinished, fetcher)
         except Exception as exc:  # noqa: BLE001 (raised in the callers that need the shards)
             errors = dict.fromkeys(unfinished, exc)
         try:
@@ -568,29 +567,35 @@ class Stager:
         def finish_whole() -> None:
             with lock:
                 shards, whole[:] = list(whole), []
-            self._finish(unfinished, shards)
+            if self._samples is None:
+                self._finish(unfinished, shards)
+            elif shards:  # their indexes are there
+                filled, failed = self._samples.fill(shards, share)
+                errors.update(failed)
+                self._finish(unfinished, list(filled), filled=filled)
 
         manifest, share, wanted = self._manifest, self._share, list[Wanted]()
         for shard in unfinished:
-            name = manifest.names[shard]
+            name, index = manifest.names[shard], share.index_extent(shard)
+            objects = [(index_name(name), index, manifest.index_checksums[shard])]
+            blocks = None if self._samples is None else extent_blocks(index, 0, index.size)
+            if self._samples is None:
+                objects.insert(0, (name, share.shard_extent(shard), manifest.checksums[shard]))
             try:
-                share.reserve_blocks(shard, name=self._locate(name))
+                share.reserve_blocks(shard, name=self._locate(name), blocks=blocks)
             except CacheError as exc:
                 errors[shard] = exc
                 continue
-            num_missing[shard] = 2
+            num_missing[shard] = len(objects)
             wanted += (
                 Wanted(object_name, extent, int(checksum), partial(report, shard), self._filling[shard].add)
-                for object_name, extent, checksum in (
-                    (name, share.shard_extent(shard), manifest.checksums[shard]),
-                    (index_name(name), share.index_extent(shard), manifest.index_checksums[shard]),
-                )
+                for object_name, extent, checksum in objects
             )
         finished_at = time.monotonic()
 
         def stopped() -> bool:
             nonlocal finished_at
-            if whole and time.monotonic() - finished_at > FINISH_S:
+            if whole and self._samples is None and time.monotonic() - finished_at > FINISH_S:
                 finish_whole()
                 finished_at = time.monotonic()
             return not num_missing or self._is_abandoned(unfinished)
@@ -600,22 +605,16 @@ class Stager:
             connections = max(1, self._num_fetchers // max(1, self._demand.num_missing))
         with self.fetch_time:
             fetcher.fetch(wanted, stopped=stopped, num_connections=connections)
+            if self._samples is not None:
+                finish_whole()
         finish_whole()
         return {shard: self._naming_samples(shard, error, fetcher) for shard, error in errors.items()}
-
-    def _fetch_samples(self, unfinished: dict[int, None], _: Fetcher) -> dict[int, Exception]:
-        """Like `_fetch`, for some samples of each shard."""
-        assert self._samples is not None, "chosen by the caller"
-        with self.fetch_time:
-            filled, errors = self._samples.fill(list(unfinished), self._share)
-        self._finish(unfinished, list(filled), filled=filled)
-        return errors
 
     def _naming_samples(self, shard: int, error: Exception, fetcher: Fetcher) -> Exception:
         """Name in a shard's error the samples whose bytes have changed, if these are a few."""
         manifest, share, index = self._manifest, self._share, self._share.index_extent(shard)
         name, checksum = index_name(manifest.names[shard]), int(manifest.index_checksums[shard])
-        if not isinstance(error, DataError):
+        if not isinstance(error, DataError) or self._samples is not None:  # ranges have named theirs
             return error
         try:
             fetcher.fetch([Wanted(name, index, checksum)], stopped=self._stopped.is_set)
