@@ -124,8 +124,8 @@ class StoredObjects(ObjectSource):
     def refusal(self, part: ObjectPart, asked: ObjectRequest, answer: Answer, body: bytes) -> Exception:
         item, text = part.item, refusal_text(answer, body)
         is_cluster_away = self.access.note_answer(answer, text)
-        # A target that has sent another part may have given the object away since. A transfer of a shard or a range waits
-        # after any trouble; a small object only for a cluster that is away.
+        # A target that has sent another part may have given the object away since. A transfer of a shard or a range
+        # waits after any trouble; a small object only for a cluster that is away.
         is_transfer = item.checksum is not None or (part.is_stream and part.stop is not None)
         is_passed = is_transfer and is_passing(answer.status)
         if is_passed or item.target is not None or is_cluster_away:
