@@ -12,24 +12,24 @@ MOST = {
     "dali_pipes": (3_350, 16),
     "dali_pipes/cache": (2_020, 7),
     "dali_pipes/commands": (1_620, 6),
-    "dali_pipes/data_set": (2_200, 7),
+    "dali_pipes/data_set": (2_190, 7),
     "dali_pipes/fetch": (960, 3),
-    "dali_pipes/formats": (3_260, 12),
+    "dali_pipes/formats": (3_230, 12),
     "dali_pipes/graph": (2_650, 9),
     "dali_pipes/graph/recipes": (620, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
-    "dali_pipes/order": (1_950, 7),
+    "dali_pipes/order": (1_960, 7),
     "dali_pipes/processes": (440, 2),
     "dali_pipes/reader": (1_320, 5),
-    "dali_pipes/store": (2_080, 9),
-    "dali_pipes/store/cloud": (1_070, 4),
-    "dali_pipes/store/cluster": (2_010, 9),
+    "dali_pipes/store": (2_090, 9),
+    "dali_pipes/store/cloud": (1_060, 4),
+    "dali_pipes/store/cluster": (2_140, 10),
     "dali_pipes/store/http": (1_800, 5),
     "prep": (680, 6),
     "prep/commands": (2_500, 12),
-    "prep/embedded": (1_640, 8),
-    "prep/etl": (670, 3),
+    "prep/embedded": (1_650, 8),
+    "prep/etl": (680, 3),
     "prep/inspect": (1_940, 8),
     "prep/pack": (990, 3),
     "prep/photos": (470, 2),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 55_150, 238
+SUM_LINES, SUM_MODULES = 55_270, 239
 
 
 def sizes() -> dict[str, tuple[int, int]]:

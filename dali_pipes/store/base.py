@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.http.answers import MissingObjectError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dali_pipes.fetch.fetcher import Fetcher
     from dali_pipes.formats.shard_index import ComponentRange
     from dali_pipes.store.cluster.access import ClusterAccess, Proxies
+    from dali_pipes.store.cluster.client import ClusterClient
     from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile
     from dali_pipes.store.listings import Found
     from dali_pipes.store.patience import Patience
@@ -292,15 +293,30 @@ class Bucket(RemoteStore):
     scheme: str
     """The scheme of its URL: ``ais``, ``s3``, ``gs`` or ``az``."""
     client: "Client"
+    """The SDK's, for what `by_sdk` does not do."""
     http: "ClusterAccess"
     proxies: "Proxies"
     checksum_type: str
     """The bucket's type of checksum; a target reports checksums of this type for the objects that it stores."""
     patience: "Patience"
 
+    @property
+    @abstractmethod
+    def requests(self) -> "ClusterClient":
+        """Sends requests that are not for objects' bytes."""
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What a request's query says of the bucket."""
+        return {"provider": self.provider}
+
     @abstractmethod
     def asking(self, where: str) -> contextlib.AbstractContextManager[None]:
-        """Turn errors of the SDK and its transport into a `StoreError` that says where it failed and what to do."""
+        """Turn errors of ``requests`` into a `StoreError` that says where it failed and what to do."""
+
+    @abstractmethod
+    def by_sdk(self, where: str) -> contextlib.AbstractContextManager[Any]:
+        """Yield the SDK's bucket; turn the SDK's errors into a `StoreError`, as `asking` does. Imports the SDK."""
 
     @abstractmethod
     def target_of(self, name: str) -> str:

@@ -203,8 +203,6 @@ class Handler(NodeConnection):
 
     def _list(self, bucket: str, message: dict[str, Any]) -> None:
         storage, flags = self.node.storage, wire.field_of(message, "flags", int)
-        if self.headers.get("accept") != "application/msgpack":
-            raise wire.unsupported("listing without 'Accept: application/msgpack'")
         if flags & ~wire.LIST_FLAGS:
             raise wire.unsupported(f"listing with flags {flags}")
         props = frozenset(filter(None, (wire.field_of(message, "props", str) or "name,size").split(",")))
@@ -222,7 +220,10 @@ class Handler(NodeConnection):
             atime=f"{datetime.now(UTC):%d %b %y %H:%M UTC}",
             location=self._location,
         )
-        self.answer(200, page, headers=[("Content-Type", "application/msgpack")])
+        if self.headers.get("accept") == "application/msgpack":
+            self.answer(200, wire.packed_listing(page), headers=[("Content-Type", "application/msgpack")])
+        else:
+            self.answer_json(page)
 
     # Objects
 

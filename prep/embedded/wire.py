@@ -16,6 +16,10 @@ _MAX_NAME_BYTES = 1024
 PAGE_SIZE = 10_000
 """Entries of one page of a listing, if the client gives no number."""
 _ENTRY_PRESENT = 64
+_PACKED = {
+    "name": "n", "checksum": "cs", "atime": "a", "version": "v", "location": "t", "size": "s", "copies": "c",
+    "flags": "f",
+}  # fmt: skip
 LIST_FLAGS = 1 | 16 | 32 | 64 | 128 | 256
 """Listing flags that have a meaning for an ``ais://`` bucket on one node: cached, name only, name and size, bucket
 present, do not ask a remote, do not add a remote."""
@@ -85,22 +89,31 @@ def bucket_props(props: BucketProps, *, created_ns: int) -> str:
 
 def listing(
     metas: Iterable[ObjectMeta], *, props: frozenset[str], uuid: str, token: str, atime: str, location: str
-) -> bytes:
-    """Return one page of a listing in msgpack. Fields that are zero or empty are left out, as by AIS."""
+) -> dict[str, Any]:
+    """Return one page of a listing, for JSON. Fields that are zero or empty are left out, as by AIS."""
     entries = []
     for meta in metas:
-        values: dict[str, tuple[str, str | int]] = {
-            "checksum": ("cs", meta.checksum),
-            "atime": ("a", atime),
-            "version": ("v", str(meta.version)),
-            "location": ("t", location),
-            "size": ("s", meta.num_bytes),
-            "copies": ("c", 1),
+        values: dict[str, str | int] = {
+            "checksum": meta.checksum,
+            "atime": atime,
+            "version": str(meta.version),
+            "location": location,
+            "size": str(meta.num_bytes) if meta.num_bytes else "",
+            "copies": 1,
         }
-        entry: dict[str, str | int] = {"n": meta.name}
-        entry |= {field: value for name, (field, value) in values.items() if name in props and value}
-        entries.append(entry | {"f": _ENTRY_PRESENT})
-    return msgspec.msgpack.encode({"UUID": uuid, "ContinuationToken": token, "Entries": entries, "Flags": 0})
+        chosen = {name: value for name, value in values.items() if name in props and value}
+        entries.append({"name": meta.name, **chosen, "flags": _ENTRY_PRESENT})
+    return {"uuid": uuid, "continuation_token": token, "entries": entries, "flags": 0}
+
+
+def packed_listing(page: dict[str, Any]) -> bytes:
+    """Return the same page in msgpack, where fields have other names, and a size is a number."""
+    entries = [
+        {_PACKED[name]: int(value) if name == "size" else value for name, value in entry.items()}
+        for entry in page["entries"]
+    ]
+    fields = {"UUID": page["uuid"], "ContinuationToken": page["continuation_token"], "Entries": entries}
+    return msgspec.msgpack.encode(fields | {"Flags": page["flags"]})
 
 
 def object_headers(meta: ObjectMeta) -> list[tuple[str, str]]:

@@ -181,6 +181,14 @@ _NUM_IDLE = 2
 _READ_BYTES = 1 << 20
 
 
+@contextlib.contextmanager
+def _by_sdk(store: Bucket, name: str, *, shard: str | None = None) -> Iterator[None]:
+    from dali_pipes.store.cluster.sessions import sdk_errors
+
+    with asking_etl(store, name, shard=shard), sdk_errors():
+        yield
+
+
 def start_etl(store: Bucket, name: str, *, transform: str, image: str = IMAGE) -> None:
     """Start the ETL ``name``, and wait until its pods answer.
 
@@ -192,7 +200,7 @@ def start_etl(store: Bucket, name: str, *, transform: str, image: str = IMAGE) -
         ValueError: If the name is not 6 to 32 lower-case letters, digits and dashes.
     """
     etl = store.client.etl(name)  # raises ValueError
-    with asking_etl(store, name):
+    with _by_sdk(store, name):
         etl.init(
             image=image,
             command=["python", "-m", "prep.etl", transform],
@@ -205,7 +213,7 @@ def start_etl(store: Bucket, name: str, *, transform: str, image: str = IMAGE) -
 def stop_etl(store: Bucket, name: str) -> None:
     """End the ETL's pods and delete the ETL; raises `StoreError` for an unknown name."""
     etl = store.client.etl(name)
-    with asking_etl(store, name):
+    with _by_sdk(store, name):
         etl.stop()
         etl.delete()
 
@@ -236,7 +244,7 @@ def get_transformed(store: Bucket, shard: str, file: BinaryIO, *, etl: str) -> i
     # `raw` does not retry, and does not read in the SDK's chunks of 10 KiB. A transform may take long to answer.
     bucket = store.client.bucket(store.bucket, provider=store.provider)
     num_bytes = 0
-    with asking_etl(store, etl, shard=shard):
+    with _by_sdk(store, etl, shard=shard):
         raw: Any = bucket.object(shard).get_reader(etl=ETLConfig(name=etl)).raw()
         with contextlib.closing(raw):
             while piece := raw.read(_READ_BYTES):
@@ -257,7 +265,7 @@ def run_offline(
     """
     why = "a cluster's ETL goes from bucket to bucket; here: dali-pipes prep transform"
     source, target = shards.store.need_cluster(why), output.store.need_cluster(why)
-    with asking_etl(source, etl):
+    with _by_sdk(source, etl):
         source.client.etl(etl).view()  # refuses an ETL that does not run, before any output is deleted or created
     _prepare(shards, output, whole=shards, overwrite=overwrite)
     started = time.perf_counter()
@@ -267,7 +275,7 @@ def run_offline(
             target.delete(entry.name)
     group = source.client.bucket(source.bucket, provider=source.provider).objects(obj_names=list(shards.names))
     to_bucket = target.client.bucket(target.bucket, provider=target.provider)
-    with asking_etl(source, etl):
+    with _by_sdk(source, etl):
         job = str(group.transform(to_bucket, etl, prepend=output.prefix))
         reason = _wait(source.client, job, num_shards=len(names), show_progress=show_progress)
     sizes = {entry.name: entry.size for entry in target.list_all(output.name_of(shards.prefix))}
@@ -312,7 +320,7 @@ def _wait(client: "Client", job: str, *, num_shards: int, show_progress: bool) -
 
 def _object_errors(store: Bucket, name: str, job: str) -> str:
     """Return the messages of the job's transforms, if the cluster kept them."""
-    with contextlib.suppress(StoreError), asking_etl(store, name):
+    with contextlib.suppress(StoreError), _by_sdk(store, name):
         errors = store.client.etl(name).view(job_id=job).obj_errors or []
         texts = [f"'{error.obj_name}': {message_of(error.msg) or 'no reason given'}" for error in errors]
         return shown(texts, are_names=False)

@@ -26,7 +26,7 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.names import classes_name, index_name, recoded_name, record_names
 from dali_pipes.progress import bar
 from dali_pipes.store.base import PROVIDERS, Bucket, Store
-from dali_pipes.store.http.rules import error_text
+from dali_pipes.store.cluster.client import RefusedError
 from dali_pipes.store.shard_names import ObjectEntry, extension_of, shared_prefix, template_of
 from prep.shuffle.contents import check_same, read_contents, read_input
 from prep.shuffle.exchange import Exchange
@@ -338,7 +338,7 @@ def _run_dsort(plan: ShufflePlan, spec: Mapping[str, Any]) -> None:
     except BaseException:
         with contextlib.suppress(StoreError):
             if dsort.dsort_id:
-                with store.asking(store.url):
+                with store.by_sdk(store.url):
                     dsort.abort()
         with contextlib.suppress(StoreError):
             records = {name for prefix in plan.prefixes for name in record_names(prefix)}
@@ -360,8 +360,7 @@ def _put_key_map(store: Bucket, name: str, data: bytes) -> str:
     holds the object, in the cluster's internal network.
     """
     store.write(name, data)
-    bucket = store.client.bucket(store.bucket, provider=store.provider)
-    with store.asking(store.locate(name)):
+    with store.by_sdk(store.locate(name)) as bucket:
         head = bucket.client.request(
             "HEAD", path=f"objects/{store.bucket}/{quote(name)}", params={**bucket.qparam, "props": "location"}
         )
@@ -374,22 +373,21 @@ def _put_key_map(store: Bucket, name: str, data: bytes) -> str:
 
 
 def _start(store: Bucket, dsort: "Dsort", spec: Mapping[str, Any]) -> None:
-    from aistore.sdk.errors import AISError, ErrBckNotFound
+    from dali_pipes.store.cluster.sessions import sdk_errors
 
     with tempfile.TemporaryDirectory(prefix="dali-pipes-shuffle-") as folder:
         path = Path(folder) / "dsort.json"
         path.write_text(json.dumps(spec))
         with store.asking(store.url):
             try:
-                dsort.start(path)
-            except ErrBckNotFound:
-                raise
-            except AISError as exc:
+                with sdk_errors():
+                    dsort.start(path)
+            except RefusedError as exc:
                 # 400: AIS 5.0, whose own broadcast fails. 404, 405, 501: built without dSort.
-                if exc.status_code not in (400, 404, 405, 501):
+                if exc.is_bucket_missing or exc.status not in (400, 404, 405, 501):
                     raise
                 raise NoDsortError(
-                    f"no dSort that works at {store.endpoint}: {error_text(exc)}; it needs an AIStore built with "
+                    f"no dSort that works at {store.endpoint}: {exc}; it needs an AIStore built with "
                     "dSort, 4.x (5.0 has it and cannot start it). Without it, shuffle from here: --engine exchange"
                 ) from exc
 
@@ -398,7 +396,7 @@ def _wait(store: Bucket, dsort: "Dsort", *, num_input_shards: int, show_progress
     pause, longest = _POLL_S
     with bar(what="dSort reads", total=num_input_shards, unit="shards", shown=show_progress) as drawn:
         while True:
-            with store.asking(store.url):
+            with store.by_sdk(store.url):
                 jobs = list(dsort.get_job_info().values())
             failures = [text for job in jobs for text in job.metrics.errors or () if text]
             if failures or any(job.metrics.aborted or job.aborted for job in jobs):

@@ -1,23 +1,24 @@
-"""A bucket of AIStore as a store: the SDK asks and lists, and our client reads and writes.
+"""A bucket of AIStore as a store: our clients ask, list, read and write shards; the SDK does the rest.
 
-Both wait for a cluster that is away: `dali_pipes.store.cluster.sessions`, `dali_pipes.store.http.objects`.
+All wait for a cluster that is away: `dali_pipes.store.cluster.client`, `dali_pipes.store.http.objects`.
 
-The SDK would send a body to the proxy, which answers 307, and then again to the target; and importing it costs each
-process a third of a second. Here the proxy gets only the head of a request, and the body goes to the target that the
-proxy names.
+Importing the SDK costs each process a third of a second, so a loader never uses it. And it would send a body to the
+proxy, which answers 307, and then again to the target. Here the proxy gets only the head of a request, and the body
+goes to the target that the proxy names.
 """
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, BinaryIO
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-from dali_pipes.errors import StoreError, printable, shown
+from dali_pipes.errors import StoreError, shown
+from dali_pipes.formats.names import read_json
 from dali_pipes.store.base import PROVIDERS, Bucket
 from dali_pipes.store.checksums import CHECKSUM_TYPES, DEFAULT_CHECKSUM_TYPE, NO_CHECKSUM_TYPE, new_checksum
-from dali_pipes.store.cluster.access import ClusterAccess, Proxies, Token, refusal_advice, split_endpoints, unreached
+from dali_pipes.store.cluster.access import ClusterAccess, Proxies, refusal_advice, split_endpoints, unreached
+from dali_pipes.store.cluster.client import ClusterClient, NotAisError, RefusedError
 from dali_pipes.store.cluster.get_batch import BatchRequests
 from dali_pipes.store.cluster.listing import list_completely, read_pages, write_claimed
 from dali_pipes.store.cluster.objects import StoredObjects, object_url, refusal_text
@@ -28,8 +29,6 @@ from dali_pipes.store.http.rules import (
     REDIRECTS,
     RedirectError,
     cause_of,
-    error_text,
-    is_missing,
     is_passing,
     is_silence,
     redirect_target,
@@ -89,8 +88,15 @@ class AisStore(Bucket):
         return ais_client(",".join(self.proxies.named), proxies=self.proxies, patience=self.patience)
 
     @cached_property
-    def _bucket(self) -> Any:
-        return self.client.bucket(self.bucket, provider=self.provider)
+    def requests(self) -> ClusterClient:
+        return ClusterClient(self.http, self.patience, http=self.objects.client)
+
+    @contextlib.contextmanager
+    def by_sdk(self, where: str) -> Iterator[Any]:
+        from dali_pipes.store.cluster.sessions import sdk_errors
+
+        with self.asking(where), sdk_errors():
+            yield self.client.bucket(self.bucket, provider=self.provider)
 
     @property
     def cluster(self) -> "AisStore":
@@ -101,14 +107,21 @@ class AisStore(Bucket):
         return f"{self.scheme}://{self.bucket}"
 
     def exists(self) -> bool:
+        return self._props() is not None
+
+    def _props(self) -> Any:
+        """The bucket's properties, as it says them; ``None`` if there is no such bucket."""
+        # An answer to HEAD has no body to say that the bucket is missing.
         with self.asking(self.url), _MissingAllowed():
-            self._bucket.head()
-            return True
-        return False
+            answer, _ = self.requests.call(f"buckets/{self.bucket}", method="HEAD", **self.query)
+            with contextlib.suppress(ValueError):
+                return read_json(answer.headers.get("Ais-Bucket-Props", "{}"))
+            raise NotAisError("a bucket's properties are not JSON")
+        return None
 
     def create(self) -> None:
-        with self.asking(self.url):
-            self._bucket.create(exist_ok=True)
+        with self.by_sdk(self.url) as bucket:
+            bucket.create(exist_ok=True)
 
     def list(self, prefix: str) -> Sequence[ObjectEntry]:
         from dali_pipes.store.listings import EntriesBuilder
@@ -117,7 +130,7 @@ class AisStore(Bucket):
         with self.asking(where):
             # While objects are moved to another target, both may list one.
             listed = EntriesBuilder(where)
-            for page in read_pages(self._bucket, prefix, where=where):
+            for page in read_pages(self, prefix, where=where):
                 listed.extend(page)
         return listed.finish()
 
@@ -153,8 +166,8 @@ class AisStore(Bucket):
         return ClusterAccess.from_environment(self.endpoint, proxies=self.proxies)
 
     def write(self, name: str, data: bytes) -> None:
-        with self.asking(self.locate(name)):
-            self._bucket.object(name).get_writer().put_content(data)
+        with self.by_sdk(self.locate(name)) as bucket:
+            bucket.object(name).get_writer().put_content(data)
 
     def write_stream(self, name: str, chunks: Callable[[], Iterable[memoryview]], *, num_bytes: int) -> None:
         where = f"'{self.locate(name)}' at {self.endpoint}"
@@ -258,11 +271,7 @@ class AisStore(Bucket):
     def access(self) -> "AisStore":
         """See `Store.access`; with the environment's settings of now, and the bucket's type of checksum."""
         self.learn_map()
-        props: object = None
-        # An answer to HEAD has no body to say that the bucket is missing.
-        with self.asking(self.url), _MissingAllowed():
-            props = json.loads(self._bucket.head().get("Ais-Bucket-Props", "{}"))
-        if props is None:
+        if (props := self._props()) is None:
             raise StoreError(self._no_bucket())
         return AisStore(
             self.endpoint,
@@ -275,13 +284,13 @@ class AisStore(Bucket):
 
     def size(self, name: str) -> int | None:
         with self.asking(self.locate(name)), _MissingAllowed():
-            # The SDK reads this attribute from Content-Length.
-            return int(self._bucket.object(name).head().size)
+            path = f"objects/{self.bucket}/{quote(name)}"
+            return self.requests.call(path, method="HEAD", **self.query, props="name,size")[0].length
         return None
 
     def delete(self, name: str) -> None:
         with self.asking(self.locate(name)), _MissingAllowed():
-            self._bucket.object(name).delete()
+            self.requests.call(f"objects/{self.bucket}/{quote(name)}", method="DELETE", **self.query)
 
     def learn_map(self) -> None:
         if self.proxies.has_asked_map:
@@ -306,42 +315,27 @@ class AisStore(Bucket):
         names: list[str] = []
         # Whoever may not list the buckets still learns that this one is missing.
         with contextlib.suppress(Exception):
-            names = sorted(bucket.name for bucket in self.client.cluster().list_buckets(provider=self.provider))
-        found = f" (found: {shown([f'{self.scheme}://{name}' for name in names])})" if names else ""
-        return f"no bucket '{self.url}' at {self.endpoint}; `dali-pipes prep pack` makes one{found}"
+            found = self.requests.json("buckets", {"action": "list"}, **self.query)
+            names = sorted(bucket["name"] for bucket in found)
+        others = f" (found: {shown([f'{self.scheme}://{name}' for name in names])})" if names else ""
+        return f"no bucket '{self.url}' at {self.endpoint}; `dali-pipes prep pack` makes one{others}"
 
     @contextlib.contextmanager
     def asking(self, where: str) -> Iterator[None]:
-        import msgspec
-        import pydantic
-        import requests
-        from aistore.sdk.errors import AISError, ErrBckNotFound, ErrObjNotFound
-
         at = f"'{where}' at {self.endpoint}"
         try:
             yield
         except PatienceOverError as exc:
             raise StoreError(f"{at}: {exc}") from None
-        except ErrBckNotFound:
-            raise StoreError(self._no_bucket()) from None
-        except ErrObjNotFound:
-            raise StoreError(f"no object {at}") from None
-        # Not "from exc" where the exception repeats the server's text: a traceback would show it as it is.
-        except AISError as exc:
-            text = error_text(exc)
-            advice = refusal_advice(exc.status_code, text, Token.from_environment())
-            raise StoreError(f"{at}: {text}{advice}") from None
+        except RefusedError as exc:
+            advice = refusal_advice(exc.status, str(exc), self.http.token)
+            raise StoreError(self._no_bucket() if exc.is_bucket_missing else f"{at}: {exc}{advice}") from None
         except NoAnswerError as exc:
             if self.proxies.has_answered and not isinstance(exc.cause, OSError):
                 raise StoreError(f"{at}: the transfer broke ({cause_of(exc.cause)})") from exc.cause
-            raise unreached(self._access, exc.url, exc.cause) from exc.cause
-        except requests.RequestException as exc:
-            raise StoreError(f"{at}: the transfer broke ({_first_line(exc)})") from None
-        except pydantic.errors.PydanticSchemaGenerationError:
-            # The SDK takes a listing that does not call itself msgpack for JSON, and has no model for that.
-            raise StoreError(f"{at}: the server is not an AIStore (its listing is not msgpack)") from None
-        except (pydantic.ValidationError, msgspec.MsgspecError, json.JSONDecodeError, RecursionError) as exc:
-            raise StoreError(f"{at}: the server is not an AIStore ({_first_line(exc)})") from None
+            raise unreached(self.http, exc.url, exc.cause) from exc.cause
+        except NotAisError as exc:
+            raise StoreError(f"{at}: the server is not an AIStore ({exc})") from None
 
 
 def _checksum_type(props: object) -> str:
@@ -351,10 +345,6 @@ def _checksum_type(props: object) -> str:
     return kind if isinstance(kind, str) and kind else DEFAULT_CHECKSUM_TYPE
 
 
-def _first_line(exc: BaseException) -> str:
-    return printable(next(iter(str(exc).splitlines()), type(exc).__name__), max_chars=500)
-
-
 class _MissingAllowed:
     """Ends its ``with`` block without an error if the cluster answers that there is no such bucket or object."""
 
@@ -362,9 +352,7 @@ class _MissingAllowed:
         pass
 
     def __exit__(self, _: object, exc: BaseException | None, __: object) -> bool:
-        from aistore.sdk.errors import AISError
-
-        return isinstance(exc, AISError) and is_missing(exc.status_code, exc.message)
+        return isinstance(exc, RefusedError) and exc.is_missing
 
 
 def open_bucket(scheme: str, bucket: str) -> AisStore:

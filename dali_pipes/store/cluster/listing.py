@@ -14,39 +14,42 @@ import random
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from dali_pipes.errors import StoreError, shown
 from dali_pipes.store.base import Bucket, Store
-from dali_pipes.store.cluster.access import SETTLED_S, ClusterAccess, ask_json
-from dali_pipes.store.http.client import HttpClient, NoAnswerError
-from dali_pipes.store.http.rules import cause_of, error_text
+from dali_pipes.store.cluster.access import SETTLED_S, ask_json
+from dali_pipes.store.cluster.client import NotAisError, RefusedError
+from dali_pipes.store.http.client import NoAnswerError
+from dali_pipes.store.http.rules import cause_of
 from dali_pipes.store.patience import Waiting, pause
 from dali_pipes.store.shard_names import ObjectEntry
 
-if TYPE_CHECKING:
-    from aistore.sdk import Bucket as SdkBucket
 
-
-def read_pages(bucket: "SdkBucket", prefix: str, *, where: str) -> Iterator[list[ObjectEntry]]:
+def read_pages(bucket: Bucket, prefix: str, *, where: str) -> Iterator[list[ObjectEntry]]:
     """The pages of a listing of ``where``, from a server that may be no AIStore.
 
     Raises:
-        StoreError: If an answer cannot be a page of a listing, or a page leads back to an earlier one.
-        Exception: What the SDK raises.
+        StoreError: If a page leads back to an earlier one.
+        Exception: What `dali_pipes.store.cluster.client.ClusterClient.json` raises.
     """
-    token = uuid = ""
-    tokens = {token}
+    wanted = {"prefix": prefix, "props": "name,size,checksum", "uuid": "", "continuation_token": ""}
+    tokens = {""}
     while True:
+        page = bucket.requests.json(f"buckets/{bucket.bucket}", {"action": "list", "value": wanted}, **bucket.query)
         try:
-            page = bucket.list_objects(prefix=prefix, props="name,size,checksum", uuid=uuid, continuation_token=token)
-        except UnicodeDecodeError:
-            raise StoreError(f"'{where}': the server is not an AIStore (it lists a name that is not UTF-8)") from None
-        if any(not entry.name or entry.size < 0 for entry in page.entries):
-            raise StoreError(f"'{where}': the server is not an AIStore (it lists an entry without a name or a size)")
-        yield [ObjectEntry(name=entry.name, size=entry.size, checksum=entry.checksum or None) for entry in page.entries]
-        uuid, token = page.uuid, page.continuation_token
-        if not token:
+            rows = page["entries"] or ()
+            entries = [
+                ObjectEntry(name=row["name"], size=int(row.get("size", 0)), checksum=row.get("checksum") or None)
+                for row in rows
+            ]
+            wanted |= {"uuid": str(page["uuid"]), "continuation_token": str(page["continuation_token"])}
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            raise NotAisError("this is not the page of a listing") from None
+        texts = {type(text) for entry in entries for text in (entry.name, entry.checksum or "")}
+        if texts - {str} or any(not entry.name or entry.size < 0 for entry in entries):
+            raise NotAisError("it lists an entry without a name or a size")
+        yield entries
+        if not (token := wanted["continuation_token"]):
             return
         if token in tokens:
             raise StoreError(f"'{where}': its listing has no end: page {len(tokens)} leads back to an earlier one")
@@ -94,7 +97,7 @@ class _Watch:
     def __init__(self, bucket: Bucket, where: str) -> None:
         self.where = where
         self._bucket = bucket
-        self._client = HttpClient(ClusterAccess.from_environment(bucket.endpoint, proxies=bucket.proxies))
+        self._client = bucket.requests.http
         self._waiting = Waiting(bucket.patience, bucket.endpoint)
         self._tells_jobs = True
         self._settles_at = 0.0
@@ -122,28 +125,26 @@ class _Watch:
 
     def _moving(self) -> str:
         """What moves objects; empty for nothing, or if the cluster does not tell it."""
-        from aistore.sdk.errors import AISError
-
         bucket = self._bucket
         for kind in _KINDS if self._tells_jobs else ():
             with bucket.asking(bucket.url):
                 try:
-                    by_target = bucket.client.job(job_kind=kind).get_details().root
-                except AISError as exc:
+                    jobs = bucket.requests.jobs(kind=kind)
+                except RefusedError as exc:
                     if self._is_rebalancing():
                         return "a rebalance of the cluster runs and must finish"
                     self._tells_jobs = False
                     _log.warning(
                         "%s does not tell its jobs (%s): if a target was restarted or a disk replaced just now, a "
                         "listing of '%s' may lack objects",
-                        bucket.endpoint, error_text(exc), self.where,
+                        bucket.endpoint, exc, self.where,
                     )  # fmt: skip
                     break
-            for jobs in filter(None, by_target.values()):
-                latest = max(jobs, key=lambda job: job.start_time)
-                if latest.aborted or latest.abort_err:
+            for of_target in filter(None, jobs):
+                latest = max(of_target, key=lambda job: job.started)
+                if latest.is_aborted:
                     return f"a {kind} of the cluster was aborted (start it again: ais start {kind}) and must finish"
-                if not latest.end_time or latest.end_time.startswith("0001-"):  # Go's zero time
+                if latest.is_running:
                     return f"a {kind} of the cluster runs and must finish"
         return ""
 

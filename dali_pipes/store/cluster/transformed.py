@@ -15,6 +15,7 @@ transform gives other bytes than when the shards were indexed.
 import contextlib
 import io
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -25,10 +26,11 @@ from dali_pipes.fetch.fetcher import Wanted
 from dali_pipes.formats.names import transformed_name
 from dali_pipes.store.base import Bucket, Store
 from dali_pipes.store.cluster.access import ClusterAccess
+from dali_pipes.store.cluster.client import NotAisError, RefusedError
 from dali_pipes.store.cluster.objects import StoredObjects, refusal_text
 from dali_pipes.store.http.answers import MAX_OBJECT_BYTES, FaultError, ObjectPart, ObjectRequest
 from dali_pipes.store.http.objects import ObjectFetcher, ObjectFile, RetryPolicy
-from dali_pipes.store.http.rules import error_text, message_of
+from dali_pipes.store.http.rules import message_of
 from dali_pipes.store.http.wire import Answer
 from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.shard_set import ShardSet
@@ -44,9 +46,9 @@ _DESCRIBES = ".safetensors"
 # Class tables lie there too, but their names do not contain an ETL's.
 _CLASSES = ".json"
 _BLOCK_BYTES = 1 << 20
-# The stage of an ETL that can be read through, and all stages that a cluster knows.
+# The stage of an ETL that can be read through.
 _RUNNING = "Running"
-_STAGES = (_RUNNING, "Initializing", "Aborted", "Unknown")
+_ETL_NAME = re.compile(r"(?=.{6,32}$)[a-z0-9][a-z0-9-]*[a-z0-9]")
 
 
 class NoEtlError(StoreError):
@@ -64,17 +66,20 @@ def check_running(store: Bucket, name: str) -> None:
         StoreError: If the ETL does not run; names the ETLs that run.
         ValueError: If the name is not valid.
     """
-    from aistore.sdk.errors import AISError
-
-    store.client.etl(name)  # raises ValueError
+    if not _ETL_NAME.fullmatch(name):
+        raise ValueError(f"an ETL's name is 6 to 32 lower-case letters, digits and dashes, got '{name}'")
     with asking_etl(store, name):
         try:
-            stages = {etl.id: etl.stage for etl in store.client.cluster().list_etls(stages=_STAGES)}
-        except AISError as exc:
-            if exc.status_code in (401, 403):
+            listed = store.requests.json("etl")
+        except RefusedError as exc:
+            if exc.status in (401, 403):
                 _log.debug("ETL '%s': not known before it is used, %s does not list them", name, store.endpoint)
                 return
             raise
+        try:
+            stages = {str(etl["id"]): str(etl["stage"]) for etl in listed or ()}
+        except (LookupError, TypeError):
+            raise NotAisError("this is no list of ETLs") from None
     if stages.get(name) == _RUNNING:
         return
     others = sorted(other for other, stage in stages.items() if stage == _RUNNING)
@@ -93,22 +98,20 @@ def how_to_start(name: str) -> str:
 @contextlib.contextmanager
 def asking_etl(store: Bucket, name: str, *, shard: str | None = None) -> Iterator[None]:
     """The same as `Bucket.asking`; the errors of a missing ETL, and of a cluster without ETLs, also say what to do."""
-    from aistore.sdk.errors import AISError
-
     where = store.locate(shard) if shard else f"ETL {name}"
     with store.asking(where):
         try:
             yield
-        except AISError as exc:
-            text = error_text(exc)
-            if (none := no_etl(store.endpoint, exc.status_code, text)) is not None:
+        except RefusedError as exc:
+            text = str(exc)
+            if (none := no_etl(store.endpoint, exc.status, text)) is not None:
                 raise none from None
-            is_about_it = shard is None and exc.status_code == 404 and name in text
-            if is_about_it or is_unknown_etl(exc.status_code, text, name=name):
+            is_about_it = shard is None and exc.status == 404 and name in text
+            if is_about_it or is_unknown_etl(exc.status, text, name=name):
                 text = f"no ETL '{name}' at {store.endpoint} ({text}); {how_to_start(name)}"
                 raise StoreError(text) from None
-            if exc.status_code == 422:
-                reason = message_of(exc.message) or "no reason given"
+            if exc.status == 422:
+                reason = exc.reason or "no reason given"
                 raise StoreError(f"'{where}' at {store.endpoint}: ETL '{name}' failed: {reason}") from None
             raise
 

@@ -6,14 +6,10 @@ import json
 import ssl
 import time
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from dali_pipes.errors import printable
 from dali_pipes.store.http.wire import Headers, TooSlowError, decimal
-
-if TYPE_CHECKING:
-    from aistore.sdk.errors import AISError
 
 REDIRECTS = (301, 302, 303, 307, 308)
 MAX_REDIRECTS = 4
@@ -167,18 +163,6 @@ def cut_hint(exc: BaseException, url: str, *, has_certificate: bool) -> str:
     """
     is_cut = isinstance(exc, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)) and url.startswith("https:")
     return f" ({_WANTS_CERTIFICATE})" if is_cut and not has_certificate else ""
-
-
-def error_text(exc: "AISError") -> str:
-    """Status and reason of an answer to the SDK: see `answer_text`; HEAD has the message in a header.
-
-    >>> from types import SimpleNamespace
-    >>> error_text(SimpleNamespace(status_code=403, message=""))
-    '403 Forbidden'
-    """
-    response = getattr(getattr(exc, "__cause__", None) or getattr(exc, "__context__", None), "response", None)
-    text = exc.message or (response.headers.get("Hdr-Error", "") if response is not None else "")
-    return answer_text(exc.status_code, text)
 
 
 def answer_text(status: int, text: str, *, reason: str = "") -> str:

@@ -6,13 +6,13 @@ memory and with our error, or it reads the object; the table says whether the cl
 
 import contextlib
 import gzip
+import json
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-import msgspec
 import pytest
 
 from dali_pipes.errors import StoreError
@@ -267,46 +267,47 @@ def test_slow_and_honest_link_is_read(clock: LookedAtClock) -> None:
 
 # Answers that are read into memory, by the SDK or for us, have limits of their own
 
-PACKED = OK + b"Content-Type: application/msgpack\r\n"
+LISTED = OK + b"Content-Type: application/json\r\n"
 CHUNK = b"10000\r\n%b\r\n" % bytes(65536)
 
 
-def packed(body: bytes, *, more: bytes = b"") -> bytes:
-    return PACKED + more + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+def listed(body: bytes, *, more: bytes = b"") -> bytes:
+    return LISTED + more + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def page(number: int, *, token: str, names: int = 3) -> bytes:
-    entries = [{"n": f"{number:06d}-{row}", "s": 1} for row in range(names)]
-    return packed(msgspec.msgpack.encode({"UUID": "u", "ContinuationToken": token, "Flags": 0, "Entries": entries}))
+    entries = [{"name": f"{number:06d}-{row}", "size": "1"} for row in range(names)]
+    return listed(json.dumps({"uuid": "u", "continuation_token": token, "flags": 0, "entries": entries}).encode())
 
 
 def lists(token: Callable[[int], str], *, names: int = 3) -> Script:
     return lambda visit: visit.send(page(visit.number, token=token(visit.number), names=names))
 
 
-def entry(name: str, size: int) -> bytes:
-    entries = [{"n": name, "s": size}]
-    return msgspec.msgpack.encode({"UUID": "u", "ContinuationToken": "", "Flags": 0, "Entries": entries})
+def entry(name: object, size: object, **more: object) -> bytes:
+    entries = [{"name": name, "size": size, **more}]
+    return json.dumps({"uuid": "u", "continuation_token": "", "flags": 0, "entries": entries}).encode()
 
 
-NESTED = b"\x81\xa7Entries\x91\x81\xa6object" + b"\x91" * 100_000 + b"\x90"
 BOMB = gzip.compress(bytes(32 << 20))
 LISTINGS: list[tuple[str, Script, str]] = [
-    ("a body without end", never_ends(PACKED + b"\r\n", bytes(1 << 20)), "more than 67108864 bytes"),
+    ("a body without end", never_ends(LISTED + b"\r\n", bytes(1 << 20)), "more than 67108864 bytes"),
     ("chunks without end", never_ends(CHUNKED, CHUNK), "more than 67108864 bytes"),
     ("a 503 without end", never_ends(b"HTTP/1.1 503 No\r\n\r\n", bytes(1 << 16)), "more than 1048576 bytes|503"),
-    ("a bomb", says(packed(BOMB, more=b"Content-Encoding: gzip\r\n")), "compressed|Content-Encoding"),
+    ("a bomb", says(listed(BOMB, more=b"Content-Encoding: gzip\r\n")), "compressed|Content-Encoding"),
     ("a token that repeats", lists(lambda _: "again"), "page 2 leads back"),
     ("tokens that repeat in turn", lists(lambda number: "ab"[number % 2]), "page 3 leads back"),
     ("tokens without end", lists(str), "more than 50 pages"),
     ("tokens without end and names", lists(str, names=0), "more than 50 pages"),
-    ("an entry without a name", says(packed(entry("", 1))), "an entry without a name"),
-    ("an entry of -1 bytes", says(packed(entry("a", -1))), "an entry without a name"),
-    ("no UTF-8", says(packed(entry("", 1).replace(b"\xa1n\xa0", b"\xa1n\xa1\xff"))), "not UTF-8"),
-    ("2^32 entries", says(packed(b"\x84\xa4UUID\xa1u\xa7Entries\xdd\xff\xff\xff\xff")), "not an AIStore"),
-    ("nested arrays", says(packed(NESTED)), "not an AIStore"),
-    ("JSON", says(packed(b"[1]").replace(b"msgpack", b"json")), "not an AIStore"),
-    ("text", says(packed(b"hello")), "not an AIStore"),
+    ("an entry without a name", says(listed(entry("", 1))), "an entry without a name"),
+    ("an entry of -1 bytes", says(listed(entry("a", -1))), "an entry without a name"),
+    ("a name that is a number", says(listed(entry(7, "1"))), "an entry without a name"),
+    ("a checksum that is a number", says(listed(entry("a", "1", checksum=7))), "an entry without a name"),
+    ("an endless size", says(listed(entry("a", float("inf")))), "not the page of a listing"),
+    ("no UTF-8", says(listed(entry("a", 1).replace(b'"a"', b'"\xff"'))), "not an AIStore"),
+    ("nested arrays", says(listed(b"[" * 100_000)), "not an AIStore"),
+    ("no page", says(listed(b"[1]")), "not the page of a listing"),
+    ("text", says(listed(b"hello")), "not an AIStore"),
 ]
 
 

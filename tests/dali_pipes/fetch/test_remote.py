@@ -1,9 +1,11 @@
 """The loader over a bucket: the embedded node, or any cluster that AIS_ENDPOINT names."""
 
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import run
 
 import pytest
 
@@ -47,6 +49,21 @@ def test_loader_reads_a_bucket(bucket: AisStore, small_shards: Path) -> None:
         url = f"{bucket.url}/{form}"
         with dp.loader(url, dp.segmentation(crop=16), endpoint=bucket.endpoint, **options) as loader:
             assert [keys_of(loader), keys_of(loader)] == local
+
+
+@pytest.mark.fresh_interpreter
+def test_loader_does_not_import_the_sdk(node: str, small_shards: Path) -> None:
+    """Its import takes longer than all else that opening does, also where the bucket must be listed."""
+    store = AisStore(node, f"no-sdk-{uuid.uuid4().hex[:8]}")
+    fill_bucket(store, small_shards, folder="train/")
+    code = (
+        "import sys, dali_pipes as dp\n"
+        f"with dp.loader('{store.url}/train/', dp.segmentation(crop=16), endpoint='{node}', batch_size=4, seed=1,\n"
+        "               device='cpu') as loader:\n"
+        "    next(iter(loader))\n"
+        "    print({'aistore', 'requests', 'pydantic'} & set(sys.modules))"
+    )
+    assert run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_without_an_endpoint_an_embedded_node_serves_the_default_folder(

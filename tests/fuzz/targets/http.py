@@ -1,8 +1,9 @@
 """Answers of a server: a fetch gives the right bytes or an error of ours, and the next fetch is right again.
 
-Our client and the SDK read AIStore's answers; our client and `obstore` read S3's, Google Cloud Storage's and Azure's.
+Our client reads AIStore's answers; our client and `obstore` read S3's, Google Cloud Storage's and Azure's.
 """
 
+import json
 import random
 import tempfile
 import threading
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
-import msgspec
 import xxhash
 
 from dali_pipes.cache.extents import Extent
@@ -68,9 +68,9 @@ def object_answers() -> Sequence[bytes]:
 
 def listing_answers() -> Sequence[bytes]:
     """Answers to a listing with `ENTRY_NAMES`, in one page."""
-    entries = [{"n": name, "s": 5, "cs": "0123456789abcdef"} for name in ENTRY_NAMES]
-    body = msgspec.msgpack.encode({"UUID": "u", "ContinuationToken": "", "Flags": 0, "Entries": entries})
-    kind = b"Content-Type: application/msgpack"
+    entries = [{"name": name, "size": "5", "checksum": "0123456789abcdef"} for name in ENTRY_NAMES]
+    body = json.dumps({"uuid": "u", "continuation_token": "", "flags": 0, "entries": entries}).encode()
+    kind = b"Content-Type: application/json"
     return [_answer(b"200 OK", kind, body=body), _answer(b"200 OK", kind, chunks=[body])]
 
 

@@ -3,17 +3,14 @@
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
-import requests
-from aistore.sdk.errors import AISError
-from aistore.sdk.job import Job
-from aistore.sdk.types import AggregatedJobSnap
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.cluster.access import ClusterMap, Proxies
 from dali_pipes.store.cluster.ais import AisStore
+from dali_pipes.store.cluster.client import ClusterClient, RefusedError
 from dali_pipes.store.patience import IMPATIENT, Patience, use_patience
 from dali_pipes.store.shard_names import ObjectEntry
 from dali_pipes.store.urls import resolve_shards
@@ -53,13 +50,15 @@ def _patience() -> Iterator[None]:
 
 def say(monkeypatch: pytest.MonkeyPatch, kind: str, *answers: Sequence[dict[str, object]]) -> None:
     """Have a target tell these jobs of one kind, an answer for each time that it is asked."""
-    left = list(answers)
+    left, original = list(answers), ClusterClient.json
 
-    def details(self: Job) -> AggregatedJobSnap:
-        jobs = (left.pop(0) if len(left) > 1 else left[0]) if self.job_kind == kind else []
-        return AggregatedJobSnap.model_validate({"ZdPt52081": jobs, "JTpt52082": []})
+    def told(self: ClusterClient, path: str, value: Any = None, **query: str) -> Any:
+        if path != "cluster":
+            return original(self, path, value, **query)
+        jobs = (left.pop(0) if len(left) > 1 else left[0]) if value["Kind"] == kind else []
+        return {"ZdPt52081": jobs, "JTpt52082": None}
 
-    monkeypatch.setattr(Job, "get_details", details)
+    monkeypatch.setattr(ClusterClient, "json", told)
 
 
 @pytest.fixture
@@ -175,19 +174,19 @@ def test_index_of_a_bucket_in_a_rebalance_leaves_the_manifest(
     assert impatient.read(".dali-pipes/s-manifest.safetensors") == b"the good one"
 
 
-def refuse_jobs(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+def refuse_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a token that may only read."""
 
-    def refuse(self: Job) -> AggregatedJobSnap:
-        raise AISError(403, "user `reader` has insufficient permissions", endpoint, requests.Request())
+    def refuse(self: ClusterClient, *, kind: str) -> NoReturn:
+        raise RefusedError(403, "user `reader` has insufficient permissions")
 
-    monkeypatch.setattr(Job, "get_details", refuse)
+    monkeypatch.setattr(ClusterClient, "jobs", refuse)
 
 
 def test_cluster_that_does_not_tell_its_jobs_is_listed_with_a_warning(
     filled: AisStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refuse_jobs(monkeypatch, filled.endpoint)
+    refuse_jobs(monkeypatch)
     with caplog.at_level(logging.WARNING):
         assert len(filled.list_all("s-")) == 3
     assert "does not tell its jobs" in caplog.text
@@ -202,7 +201,7 @@ def test_health_of_the_proxy_tells_of_a_rebalance_to_those_who_may_not_see_the_j
     monkeypatch.setattr(AisStore, "list", lambda self, prefix: [])
     health = json.dumps({"smap": {"version": "5"}, "rmd": {"version": "1"}, "flags": flags}).encode()
     with scripted(lambda visit: visit.say(200, health)) as server, use_patience(IMPATIENT):
-        refuse_jobs(monkeypatch, server.endpoint)
+        refuse_jobs(monkeypatch)
         store = AisStore(server.endpoint, "b")
         if not refused:
             assert store.list_all("s-") == []
