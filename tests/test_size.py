@@ -22,19 +22,19 @@ MOST = {
     "dali_pipes/order": (1_960, 7),
     "dali_pipes/processes": (440, 2),
     "dali_pipes/reader": (1_320, 5),
-    "dali_pipes/store": (2_090, 9),
+    "dali_pipes/store": (2_150, 9),
     "dali_pipes/store/cloud": (1_060, 4),
-    "dali_pipes/store/cluster": (2_140, 10),
+    "dali_pipes/store/cluster": (2_160, 10),
     "dali_pipes/store/http": (1_800, 5),
     "prep": (680, 6),
     "prep/commands": (2_500, 12),
-    "prep/embedded": (1_650, 8),
+    "prep/embedded": (1_660, 8),
     "prep/etl": (680, 3),
     "prep/inspect": (1_940, 8),
     "prep/pack": (990, 3),
     "prep/photos": (470, 2),
     "prep/recode": (640, 2),
-    "prep/shuffle": (2_280, 7),
+    "prep/shuffle": (2_290, 7),
     "prep/sources": (1_540, 7),
     "prep/tar": (450, 2),
     "prep/versions": (1_060, 5),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 55_270, 239
+SUM_LINES, SUM_MODULES = 55_370, 239
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 40_240, 500
+TESTS_LINES, FILE_LINES = 40_360, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

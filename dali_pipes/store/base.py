@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.http.answers import MissingObjectError
-from dali_pipes.store.shard_names import ObjectEntry, check_object_name
+from dali_pipes.store.shard_names import BucketParts, ObjectEntry, check_object_name
 
 if TYPE_CHECKING:
     from aistore import Client
@@ -289,11 +289,14 @@ class Bucket(RemoteStore):
 
     endpoint: str
     bucket: str
+    """Its name, as URLs have it: after its namespace, if it has one."""
     provider: str
     scheme: str
     """The scheme of its URL: ``ais``, ``s3``, ``gs`` or ``az``."""
     client: "Client"
     """The SDK's, for what `by_sdk` does not do."""
+    sdk_bucket: Any
+    """The SDK's bucket."""
     http: "ClusterAccess"
     proxies: "Proxies"
     checksum_type: str
@@ -308,7 +311,12 @@ class Bucket(RemoteStore):
     @property
     def query(self) -> dict[str, str]:
         """What a request's query says of the bucket."""
-        return {"provider": self.provider}
+        return {"provider": self.provider, **self.parts.query}
+
+    @property
+    def parts(self) -> BucketParts:
+        """The parts of the bucket's name."""
+        return BucketParts.parse(self.bucket)
 
     @abstractmethod
     def asking(self, where: str) -> contextlib.AbstractContextManager[None]:

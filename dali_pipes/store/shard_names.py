@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dali_pipes.errors import printable
 
@@ -34,6 +35,58 @@ class ObjectEntry:
     written_ns: tuple[int, int] | None = field(default=None, compare=False)
     """The object was last written between these two times of the store's clock, in ns since 1970; ``None`` if the
     store does not list them. A file's two times differ, because programs can set one of them."""
+
+
+# AIStore's rule; those of clouds are narrower.
+_BUCKET = re.compile(
+    r"((?=.+/)(@(?P<uuid>[A-Za-z0-9_-]{1,64}))?(#(?P<namespace>[A-Za-z0-9._-]{1,64}))?/)?"
+    r"(?P<bucket>(?!\.\.?$)[A-Za-z0-9._-]{1,64})"
+)
+
+
+class BucketParts(NamedTuple):
+    """The parts of a bucket's name: AIStore may have it in a namespace, in another cluster, or both."""
+
+    bucket: str
+    uuid: str = ""
+    """The id or alias of the other cluster."""
+    namespace: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "BucketParts":
+        """Read a name as URLs have it; `ValueError` if it is not valid.
+
+        >>> BucketParts.parse("@other#experiments/pets")
+        BucketParts(bucket='pets', uuid='other', namespace='experiments')
+        """
+        if (found := _BUCKET.fullmatch(text)) is None:
+            raise ValueError(
+                f"a bucket's name is at most 64 letters, digits, '-', '_' and '.' (not '.' or '..' itself), in AIStore "
+                f"also after a namespace: #NAME/BUCKET, @CLUSTER/BUCKET or @CLUSTER#NAME/BUCKET; got '{text}'"
+            )
+        return cls(found["bucket"], found["uuid"] or "", found["namespace"] or "")
+
+    @property
+    def text(self) -> str:
+        """The name as URLs have it."""
+        namespace = f"{self.uuid and f'@{self.uuid}'}{self.namespace and f'#{self.namespace}'}"
+        return f"{namespace}/{self.bucket}" if namespace else self.bucket
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What a request's query says of the namespace."""
+        return {"namespace": f"@{self.uuid}#{self.namespace}"} if self.uuid or self.namespace else {}
+
+
+def split_bucket(path: str) -> tuple[str, str]:
+    """The bucket of a URL without its scheme, with its namespace, and the rest of the URL.
+
+    >>> split_bucket("#experiments/pets/shuffled-")
+    ('#experiments/pets', 'shuffled-')
+    """
+    start = path.find("/") + 1 if path.startswith(("@", "#")) else 0
+    bucket, _, name = path[start:].partition("/")
+    return path[:start] + bucket, name
 
 
 @dataclass(frozen=True)

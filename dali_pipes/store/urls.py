@@ -22,19 +22,19 @@ from dali_pipes.formats.texts import Texts
 from dali_pipes.store.base import DIRECT, PROVIDERS, SCHEMES, SERVERS, Store
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import (
+    BucketParts,
     check_object_name,
     ending_of,
     expand_braces,
     extension_of,
     is_object_name,
     prefix_of,
+    split_bucket,
     stem_of,
     without_nul,
 )
 from dali_pipes.store.shard_set import ShardSet, there_is
 
-# AIStore's rule; those of clouds are narrower.
-_BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
 # A version of a data set is at the end of a URL's last part.
 _VERSION = re.compile(r"(.+)@([1-9][0-9]{0,8})", re.DOTALL)
 _RECORD = re.compile(r"(.*)written(-[0-9]+)?\.json", re.DOTALL)
@@ -223,7 +223,7 @@ def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
     """
     if is_remote(url):
         scheme, _, rest = str(url).partition("://")
-        bucket, _, name = rest.partition("/")
+        bucket, name = rest.partition("/")[::2] if scheme in SERVERS else split_bucket(rest)
         if not bucket:
             raise ValueError(f"'{url}' names no bucket; expected {scheme}://BUCKET/PREFIX")
         if scheme in SERVERS and "@" in bucket:
@@ -232,11 +232,13 @@ def open_store(url: str | Path, *, endpoint: str | None) -> tuple[Store, str]:
             raise ValueError(
                 f"'{str(url).partition('?')[0]}': a URL of shards has no '?' or '#': a signed URL names one object"
             )
-        if scheme not in SERVERS and not _BUCKET_NAME.fullmatch(bucket):
-            raise ValueError(
-                f"'{url}': a bucket's name is at most 64 letters, digits, '-', '_' and '.' (not '.' or '..' itself), "
-                f"got '{bucket}'"
-            )
+        if scheme not in SERVERS:
+            try:
+                parts = BucketParts.parse(bucket)
+            except ValueError as exc:
+                raise ValueError(f"'{url}': {exc}") from None
+            if parts.query and not is_in_cluster(url, endpoint):
+                raise ValueError(f"'{url}' names a namespace, which only AIStore has; set AIS_ENDPOINT to its proxy")
         check_object_name(name, url=str(url))
         if is_in_cluster(url, endpoint) and endpoint not in (None, DIRECT):
             from dali_pipes.store.cluster.ais import AisStore

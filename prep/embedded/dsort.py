@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from dali_pipes.errors import DataError, PipesError
 from dali_pipes.store.cluster.ais import AisStore
@@ -55,7 +55,9 @@ def parse_job_spec(message: Mapping[str, Any]) -> DsortSpec:
     for bucket in (spec.source, spec.target):
         if bucket.provider != "ais":
             raise wire.unsupported(f"dSort of {bucket.provider}:// buckets")
-        wire.check_bucket_name(bucket.name)
+        if (bucket.namespace or {}).get("uuid"):
+            raise wire.unsupported("dSort of another cluster's bucket")
+        wire.bucket_in((bucket.namespace or {}).get("name", ""), bucket.name)
     if spec.dry_run:
         raise wire.unsupported("dSort with dry_run")
     for name in spec.outputs.ends() if spec.outputs is not None else ():
@@ -79,9 +81,9 @@ class SortJob:
         return bool(self._error or self._phases["shard_creation"][1])
 
     def start(self) -> None:
-        self._storage.created_ns(self._spec.source.name)
+        self._storage.created_ns(self._spec.source.bucket)
         with suppress(BucketExistsError):
-            self._storage.create_bucket(self._spec.target.name)  # as AIS does
+            self._storage.create_bucket(self._spec.target.bucket)  # as AIS does
         threading.Thread(target=self._run, name=self.id, daemon=True).start()
 
     def _run(self) -> None:
@@ -130,8 +132,8 @@ class SortJob:
     def _request(self) -> Request | None:
         """The request for the input shards that exist, as AIS does by default; ``None`` if there are none."""
         spec = self._spec
-        source, target = (AisStore(self._endpoint, bucket.name) for bucket in (spec.source, spec.target))
-        existing = frozenset(self._storage.list_names(spec.source.name))
+        source, target = (AisStore(self._endpoint, bucket.bucket) for bucket in (spec.source, spec.target))
+        existing = frozenset(self._storage.list_names(spec.source.bucket))
         names = tuple(name for name in spec.input_names if name in existing)
         if not names:
             return None
@@ -156,11 +158,11 @@ class SortJob:
 
     def _key_map(self) -> KeyMap:
         spec, url = self._spec, self._spec.ekm_file
-        path = urlsplit(url).path.split("/", 4)
+        path, namespace = urlsplit(url).path.split("/", 4), parse_qs(urlsplit(url).query).get("namespace", [""])[0]
         if not url.startswith(f"{self._endpoint}/v1/objects/") or len(path) < 5:
             raise DataError(f'the embedded node reads an ekm file from its own buckets only, not from "{url}"')
         try:
-            data = self._storage.read(path[3], unquote(path[4]))
+            data = self._storage.read(wire.bucket_in(namespace, path[3]), unquote(path[4]))
         except ObjectMissingError as exc:
             raise DataError(f'unexpected status code (404) when requesting ekm file from "{url}"') from exc
         where = f"key map '{url}'"
@@ -186,8 +188,8 @@ class SortJob:
         errors = {"errors": [self._error]} if self._error else {}
         return {
             "id": self.id,
-            "src-bck": wire.bucket_json(self._spec.source.name),
-            "dst-bck": wire.bucket_json(self._spec.target.name),
+            "src-bck": wire.bucket_json(self._spec.source.bucket),
+            "dst-bck": wire.bucket_json(self._spec.target.bucket),
             "started_time": phases["local_extraction"]["started_time"],
             "finish_time": phases["shard_creation"]["end_time"],
             "loc-objs": str(self._num_extracted),

@@ -139,7 +139,8 @@ class Etls:
         names = wire.field_of(value, "objnames", list)
         if not names or value.get("pipeline") or value.get("dry_run") or value.get("ext"):
             raise wire.unsupported("an ETL job that is not a list of objects for one ETL, with their names kept")
-        to_bucket = str(wire.field_of(value, "tobck", dict).get("name", ""))
+        to = wire.field_of(value, "tobck", dict)
+        to_bucket = wire.bucket_in(str((to.get("namespace") or {}).get("name", "")), str(to.get("name", "")))
         self._storage.bucket_props(bucket), self._storage.bucket_props(to_bucket)
         prepend = wire.field_of(value, "prepend", str)
         for name in names:
@@ -158,11 +159,12 @@ class Etls:
         }
         self._jobs[job["id"]] = job
         objects = [(name, f"{prepend}{name}") for name in names]
-        threading.Thread(target=self._run_job, args=(job, etl.name, objects), daemon=True).start()
+        threading.Thread(target=self._run_job, args=(job, etl.name, bucket, to_bucket, objects), daemon=True).start()
         return str(job["id"])
 
-    def _run_job(self, job: dict[str, Any], etl: str, objects: list[tuple[str, str]]) -> None:
-        bucket, to_bucket = job["src-bck"]["name"], job["dst-bck"]["name"]
+    def _run_job(
+        self, job: dict[str, Any], etl: str, bucket: str, to_bucket: str, objects: list[tuple[str, str]]
+    ) -> None:
         for name, to_name in objects:
             try:
                 data = self.transform(etl, bucket, name)

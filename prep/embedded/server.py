@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _RANGE_CHUNK_BYTES = 1 << 20
-_OBJECT_QUERY = {"provider", "pid", "utm", "props", "latest", "uuid", "etl_name"}
+_OBJECT_QUERY = {"provider", "namespace", "pid", "utm", "props", "latest", "uuid", "etl_name"}
 
 
 class NodeServer(ThreadingMixIn, TCPServer):
@@ -139,7 +139,7 @@ class Handler(NodeConnection):
         except UnicodeDecodeError as exc:
             raise RefusalError(400, f"invalid request URI: '{self.command} {raw_path}' is not UTF-8") from exc
         provider, namespace = self._query.get("provider", ""), self._query.get("namespace", "")
-        if provider not in ("", "ais") or namespace:
+        if provider not in ("", "ais") or not (namespace == "" or namespace.startswith(("#", "@#"))):
             raise wire.unsupported(f"provider '{provider}', namespace '{namespace}'")
         node = self.node
         match self.command, self._path.split("/", 4)[1:]:
@@ -159,11 +159,9 @@ class Handler(NodeConnection):
             case _, ["v1", "etl", *rest]:
                 self._etl(rest)
             case _, ["v1", "buckets", bucket]:
-                wire.check_bucket_name(bucket)
-                self._bucket(bucket)
+                self._bucket(wire.bucket_in(namespace, bucket))
             case "GET" | "HEAD" | "PUT" | "DELETE", ["v1", "objects", bucket, name]:
-                wire.check_bucket_name(bucket)
-                self._object(bucket, name)
+                self._object(wire.bucket_in(namespace, bucket), name)
             case _, ["s3", *_]:
                 answer_s3(self, node.storage, self._path, node=node.target_id)
             case _:
@@ -294,7 +292,7 @@ class Handler(NodeConnection):
             ("Ais-Mirror-Paths", "[/]"),
             ("Ais-Location", self._location),
             ("Ais-Name", name),
-            ("Ais-Bucket-Name", bucket),
+            ("Ais-Bucket-Name", bucket.rpartition("/")[2]),
             ("Ais-Bucket-Provider", "ais"),
         ]
         self.answer(200, headers=headers, length=meta.num_bytes)

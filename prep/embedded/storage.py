@@ -8,6 +8,8 @@
                         0f..e1.long   the same for a name too long for a file name; the name is in the metadata
            scratch/NODE/              files that a running node is writing; removed when its lock is free
 
+The folder of a bucket in a namespace is ``buckets/#NAMESPACE/NAME``.
+
 Bytes and metadata are in one file, so they cannot disagree, even if a process is killed. All objects are on disk, so
 several nodes may serve one folder; a job belongs to its node. Nothing is synced to disk: an object that a power failure
 left without its footer does not exist.
@@ -28,7 +30,7 @@ from typing import Any, BinaryIO, Self
 from urllib.parse import quote, unquote
 
 from dali_pipes.store.checksums import DEFAULT_CHECKSUM_TYPE, new_checksum
-from dali_pipes.store.cluster.embedded_node import BUCKETS, claim_folder
+from dali_pipes.store.cluster.embedded_node import BUCKETS, bucket_names, claim_folder
 
 _FOOTER = struct.Struct("<I8s")  # bytes of metadata before it, mark
 _MARK = b"dpobj\x01\r\n"
@@ -132,6 +134,7 @@ class Storage:
         made.mkdir()
         (made / _BUCKET_FILE).write_text(json.dumps({"created_ns": time.time_ns()}))
         (made / _PROPS_FILE).write_text(json.dumps(asdict(props)))
+        (self._buckets / bucket).parent.mkdir(exist_ok=True)  # of its namespace
         try:
             made.rename(self._buckets / bucket)  # fails on a folder that is not empty, and a bucket never is
         except OSError as exc:
@@ -150,7 +153,7 @@ class Storage:
         shutil.rmtree(dropped, ignore_errors=True)
 
     def list_buckets(self) -> list[str]:
-        return sorted(path.name for path in self._buckets.iterdir() if path.is_dir())
+        return bucket_names(self.folder)
 
     def created_ns(self, bucket: str) -> int:
         """Return a bucket's time of creation, which is also its number."""

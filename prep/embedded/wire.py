@@ -9,6 +9,7 @@ import msgspec.msgpack
 import xxhash
 
 from dali_pipes.store.checksums import CHECKSUM_TYPES, NO_CHECKSUM_TYPE
+from dali_pipes.store.shard_names import BucketParts
 from prep.embedded.storage import BucketProps, ObjectMeta, RefusalError
 
 _BUCKET_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}")
@@ -36,9 +37,10 @@ def unsupported(what: str) -> RefusalError:
     return RefusalError(501, message, "ErrUnsupp")
 
 
-def bucket_json(name: str) -> dict[str, Any]:
+def bucket_json(bucket: str) -> dict[str, Any]:
     """Return the form in which listings and jobs name a bucket."""
-    return {"name": name, "provider": "ais", "namespace": {"uuid": "", "name": ""}}
+    parts = BucketParts.parse(bucket)
+    return {"name": parts.bucket, "provider": "ais", "namespace": {"uuid": "", "name": parts.namespace}}
 
 
 def cluster_map(*, port: int, proxy_id: str, target_id: str, uuid: str, created: str) -> dict[str, Any]:
@@ -148,6 +150,14 @@ def check_object_name(name: str) -> None:
     if (num_bytes := len(name.encode())) > _MAX_NAME_BYTES:
         message = f"object name is too long: {num_bytes} > {_MAX_NAME_BYTES} bytes"
         raise RefusalError(400, message, "errInvalidObjName")
+
+
+def bucket_in(namespace: str, name: str) -> str:
+    """Return the name of a bucket as URLs have it; ``namespace`` is ``@#NAME``, or empty."""
+    namespace = namespace.removeprefix("@").removeprefix("#")
+    for part in filter(None, (name, namespace)):
+        check_bucket_name(part)
+    return BucketParts(name, namespace=namespace).text
 
 
 def check_bucket_name(name: str) -> None:

@@ -242,7 +242,7 @@ def get_transformed(store: Bucket, shard: str, file: BinaryIO, *, etl: str) -> i
     from aistore.sdk.etl import ETLConfig
 
     # `raw` does not retry, and does not read in the SDK's chunks of 10 KiB. A transform may take long to answer.
-    bucket = store.client.bucket(store.bucket, provider=store.provider)
+    bucket = store.sdk_bucket
     num_bytes = 0
     with _by_sdk(store, etl, shard=shard):
         raw: Any = bucket.object(shard).get_reader(etl=ETLConfig(name=etl)).raw()
@@ -273,10 +273,9 @@ def run_offline(
     for entry in target.find_all(names) if overwrite else ():
         if entry is not None:  # deleted, so that all outputs that exist afterwards come from this job
             target.delete(entry.name)
-    group = source.client.bucket(source.bucket, provider=source.provider).objects(obj_names=list(shards.names))
-    to_bucket = target.client.bucket(target.bucket, provider=target.provider)
+    group = source.sdk_bucket.objects(obj_names=list(shards.names))
     with _by_sdk(source, etl):
-        job = str(group.transform(to_bucket, etl, prepend=output.prefix))
+        job = str(group.transform(target.sdk_bucket, etl, prepend=output.prefix))
         reason = _wait(source.client, job, num_shards=len(names), show_progress=show_progress)
     sizes = {entry.name: entry.size for entry in target.list_all(output.name_of(shards.prefix))}
     if missing := [name for name in names if name not in sizes]:

@@ -24,7 +24,14 @@ from dali_pipes.store.http.answers import ObjectRequest
 from dali_pipes.store.http.client import HttpAccess, without_password
 from dali_pipes.store.http.objects import ObjectFetcher
 from dali_pipes.store.patience import IMPATIENT
-from dali_pipes.store.shard_names import EXTENSIONS, MAX_EXPANDED, Template, check_object_name, extension_of
+from dali_pipes.store.shard_names import (
+    EXTENSIONS,
+    MAX_EXPANDED,
+    BucketParts,
+    Template,
+    check_object_name,
+    extension_of,
+)
 from dali_pipes.store.shard_set import ShardSet
 from dali_pipes.store.urls import is_remote, open_store
 from prep.part import ALL, JobPart
@@ -192,12 +199,18 @@ class BucketName(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str = ""
     provider: str = "ais"
-    namespace: Any = None
+    namespace: dict[str, str] | None = None
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name after its namespace, as URLs have it."""
+        uuid, name = ((self.namespace or {}).get(part, "") for part in ("uuid", "name"))
+        return BucketParts(self.name, uuid, name).text
 
     def check(self, where: str) -> None:
-        """Bring the provider into AIStore's form; refuse an unknown one, and a namespace."""
-        if self.namespace:
-            raise ValueError(f"{where}.namespace: namespaces are not supported, got {self.namespace!r:.60}")
+        """Bring the provider into AIStore's form; refuse an unknown one, and an odd namespace."""
+        if self.namespace and self.namespace.keys() - {"uuid", "name"}:
+            raise ValueError(f"{where}.namespace must have the fields uuid and name, got {self.namespace!r:.60}")
         provider = self.provider.removesuffix("://") or "ais"
         if provider not in _PROVIDERS:
             raise ValueError(f"{where}.provider must be one of {', '.join(_PROVIDERS)}, got '{self.provider}'")
@@ -393,7 +406,7 @@ def _template(text: str, extension: str, *, what: str) -> tuple[Template, str]:
 
 def request_of_spec(spec: DsortSpec, *, endpoint: str, **options: Any) -> Request:
     """The request that a dSort spec describes; ``options`` are fields that a spec does not have, and ``dry_run``."""
-    store, target = (AisStore(endpoint, place.name, provider=place.provider) for place in (spec.source, spec.target))
+    store, target = (AisStore(endpoint, place.bucket, provider=place.provider) for place in (spec.source, spec.target))
     mapped = None
     if spec.ekm_file:
         extension = spec.options["extension"]

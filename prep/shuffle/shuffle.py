@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import numpy as np
 
@@ -311,9 +311,13 @@ def spec_of(plan: ShufflePlan) -> dict[str, Any]:
     }
 
 
-def _bucket_fields(store: Store) -> dict[str, str]:
+def _bucket_fields(store: Store) -> dict[str, Any]:
     bucket = store.need_cluster("dSort runs in a cluster")
-    return {"name": bucket.bucket, "provider": PROVIDERS[bucket.scheme]}
+    name, uuid, namespace = bucket.parts
+    found: dict[str, Any] = {"name": name, "provider": PROVIDERS[bucket.scheme]}
+    if uuid or namespace:
+        found["namespace"] = {"uuid": uuid, "name": namespace}
+    return found
 
 
 def _run_dsort(plan: ShufflePlan, spec: Mapping[str, Any]) -> None:
@@ -362,14 +366,14 @@ def _put_key_map(store: Bucket, name: str, data: bytes) -> str:
     store.write(name, data)
     with store.by_sdk(store.locate(name)) as bucket:
         head = bucket.client.request(
-            "HEAD", path=f"objects/{store.bucket}/{quote(name)}", params={**bucket.qparam, "props": "location"}
+            "HEAD", path=f"objects/{store.parts.bucket}/{quote(name)}", params={**bucket.qparam, "props": "location"}
         )
         nodes = store.client.cluster().get_info().tmap
     found = re.match(r"t\[([^\]]+)\]", head.headers.get("Ais-Location", ""))
     if found is None or found[1] not in nodes:
         raise NoDsortError(f"no target at {store.endpoint} reports that it holds the key map '{store.locate(name)}'")
     url = nodes[found[1]].intra_data_net.direct_url
-    return f"{url}/v1/objects/{store.bucket}/{quote(name)}?provider={bucket.qparam['provider']}"
+    return f"{url}/v1/objects/{store.parts.bucket}/{quote(name)}?{urlencode(bucket.qparam)}"
 
 
 def _start(store: Bucket, dsort: "Dsort", spec: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ from dali_pipes.store.http.rules import (
 from dali_pipes.store.http.wire import Answer
 from dali_pipes.store.patience import IMPATIENT, Patience, PatienceOverError, Waiting, current_patience, pause
 from dali_pipes.store.ranges import Way
-from dali_pipes.store.shard_names import ObjectEntry
+from dali_pipes.store.shard_names import BucketParts, ObjectEntry
 
 if TYPE_CHECKING:
     from aistore import Client
@@ -55,7 +55,7 @@ class AisStore(Bucket):
 
     Args:
         endpoint: AIStore's proxy; several of one cluster with commas between them.
-        bucket: The bucket's name.
+        bucket: The bucket's name; in a namespace ``#NAME/BUCKET``, ``@CLUSTER/BUCKET`` or ``@CLUSTER#NAME/BUCKET``.
         provider: ``ais``, or the cloud's provider if the cluster reads the bucket from a cloud.
     """
 
@@ -88,6 +88,14 @@ class AisStore(Bucket):
         return ais_client(",".join(self.proxies.named), proxies=self.proxies, patience=self.patience)
 
     @cached_property
+    def sdk_bucket(self) -> Any:
+        from aistore.sdk.namespace import Namespace
+
+        name, uuid, namespace = self.parts
+        within = Namespace(uuid=uuid, name=namespace) if uuid or namespace else None
+        return self.client.bucket(name, provider=self.provider, namespace=within)
+
+    @cached_property
     def requests(self) -> ClusterClient:
         return ClusterClient(self.http, self.patience, http=self.objects.client)
 
@@ -96,7 +104,7 @@ class AisStore(Bucket):
         from dali_pipes.store.cluster.sessions import sdk_errors
 
         with self.asking(where), sdk_errors():
-            yield self.client.bucket(self.bucket, provider=self.provider)
+            yield self.sdk_bucket
 
     @property
     def cluster(self) -> "AisStore":
@@ -113,15 +121,21 @@ class AisStore(Bucket):
         """The bucket's properties, as it says them; ``None`` if there is no such bucket."""
         # An answer to HEAD has no body to say that the bucket is missing.
         with self.asking(self.url), _MissingAllowed():
-            answer, _ = self.requests.call(f"buckets/{self.bucket}", method="HEAD", **self.query)
+            answer, _ = self.requests.call(f"buckets/{self.parts.bucket}", method="HEAD", **self.query)
             with contextlib.suppress(ValueError):
                 return read_json(answer.headers.get("Ais-Bucket-Props", "{}"))
             raise NotAisError("a bucket's properties are not JSON")
         return None
 
     def create(self) -> None:
-        with self.by_sdk(self.url) as bucket:
-            bucket.create(exist_ok=True)
+        with self.asking(self.url):
+            try:
+                self.requests.call(
+                    f"buckets/{self.parts.bucket}", {"action": "create-bck"}, method="POST", **self.query
+                )
+            except RefusedError as exc:
+                if exc.status != 409:  # there is one
+                    raise
 
     def list(self, prefix: str) -> Sequence[ObjectEntry]:
         from dali_pipes.store.listings import EntriesBuilder
@@ -155,7 +169,7 @@ class AisStore(Bucket):
 
     @cached_property
     def _batches(self) -> BatchRequests:
-        return BatchRequests(self.objects.client, self.proxies, self.bucket, provider=self.provider)
+        return BatchRequests(self.objects.client, self.proxies, self.parts.bucket, query=self.query)
 
     def range_ways(self) -> Sequence[Way]:
         return self._batches.ways
@@ -284,13 +298,13 @@ class AisStore(Bucket):
 
     def size(self, name: str) -> int | None:
         with self.asking(self.locate(name)), _MissingAllowed():
-            path = f"objects/{self.bucket}/{quote(name)}"
+            path = f"objects/{self.parts.bucket}/{quote(name)}"
             return self.requests.call(path, method="HEAD", **self.query, props="name,size")[0].length
         return None
 
     def delete(self, name: str) -> None:
         with self.asking(self.locate(name)), _MissingAllowed():
-            self.requests.call(f"objects/{self.bucket}/{quote(name)}", method="DELETE", **self.query)
+            self.requests.call(f"objects/{self.parts.bucket}/{quote(name)}", method="DELETE", **self.query)
 
     def learn_map(self) -> None:
         if self.proxies.has_asked_map:
@@ -315,8 +329,9 @@ class AisStore(Bucket):
         names: list[str] = []
         # Whoever may not list the buckets still learns that this one is missing.
         with contextlib.suppress(Exception):
-            found = self.requests.json("buckets", {"action": "list"}, **self.query)
-            names = sorted(bucket["name"] for bucket in found)
+            found = self.requests.json("buckets", {"action": "list"}, provider=self.provider)
+            parts = [(bucket["name"], *map(bucket["namespace"].get, ("uuid", "name"))) for bucket in found]
+            names = sorted(BucketParts(*each).text for each in parts)
         others = f" (found: {shown([f'{self.scheme}://{name}' for name in names])})" if names else ""
         return f"no bucket '{self.url}' at {self.endpoint}; `dali-pipes prep pack` makes one{others}"
 

@@ -92,7 +92,8 @@ class ClusterClient:
         """Send a request to ``/v1/`` and a path, with ``value`` as JSON; see `ask`. A refusal is a `RefusedError`."""
         url = f"{urljoin(self._proxies.current, 'v1')}/{path}{f'?{urlencode(query)}' if query else ''}"
         body = b"" if value is None else json.dumps(value).encode()
-        answer, content = self.ask(url, method=method, headers=[("Content-Type", "application/json")], body=body)
+        headers = [("Content-Type", "application/json")]
+        answer, content = self.ask(url, method=method, headers=headers, body=body, silence_s=SILENCE_S)
         if answer.status >= 400:
             raise RefusedError(answer.status, content.decode(errors="replace") or answer.headers.get("Hdr-Error"))
         return answer, content

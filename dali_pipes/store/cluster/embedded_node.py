@@ -17,6 +17,13 @@ BUCKETS = "buckets"
 """The subfolder of a node's folder that has a folder for each bucket."""
 
 
+def bucket_names(folder: Path) -> list[str]:
+    """The buckets in a node's folder, sorted; a namespace is a folder ``#NAME`` with the folders of its buckets."""
+    buckets = folder / BUCKETS
+    found = [path for depth in ("[!#]*", "#*/*") for path in buckets.glob(depth) if path.is_dir()]
+    return sorted(path.relative_to(buckets).as_posix() for path in found)
+
+
 def claim_folder(folder: Path) -> None:
     """Create a node's folder, which is for its owner alone (mode 0700).
 

@@ -13,6 +13,7 @@ from dali_pipes.store.cluster.access import ClusterAccess, split_endpoints, unre
 from dali_pipes.store.http.client import PROMPT_S, HttpClient, NoAnswerError, read_end
 from dali_pipes.store.http.rules import answer_text
 from dali_pipes.store.patience import Waiting, current_patience, pause
+from dali_pipes.store.shard_names import split_bucket
 from dali_pipes.store.urls import is_in_cluster, is_remote
 
 _log = logging.getLogger(__name__)
@@ -134,10 +135,9 @@ def cluster(
 
 def _check_embedded_bucket(url: str | Path, folder: Path) -> None:
     scheme, _, rest = str(url).partition("://")
-    bucket, buckets = rest.partition("/")[0], folder / embedded_node.BUCKETS
-    if (buckets / bucket).is_dir():
+    bucket, found = split_bucket(rest)[0], embedded_node.bucket_names(folder)
+    if bucket in found:
         return
-    found = sorted(path.name for path in buckets.iterdir() if path.is_dir()) if buckets.is_dir() else []
     raise StoreError(
         f"no bucket '{scheme}://{bucket}': AIS_ENDPOINT is not set, and the embedded node's folder '{folder}' holds no "
         f"such bucket (found: {shown(found) if found else 'none'}); set AIS_ENDPOINT, or make the bucket: "

@@ -7,10 +7,10 @@ Its answers are checked as all ranges are, so each way is tried until it brings 
 import contextlib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO, cast
-from urllib.parse import urljoin
+from urllib.parse import urlencode, urljoin
 
 from dali_pipes.errors import DataError, StoreError
 from dali_pipes.formats.shard_index import ComponentRange
@@ -32,8 +32,8 @@ _ENTRIES: dict[str, _Entry] = {
 class BatchRequests:
     """Sends GetBatch requests for one bucket; ``ways`` are the ways that have not failed yet."""
 
-    def __init__(self, client: HttpClient, proxies: Proxies, bucket: str, *, provider: str) -> None:
-        self._client, self._proxies, self._bucket, self._provider = client, proxies, bucket, provider
+    def __init__(self, client: HttpClient, proxies: Proxies, bucket: str, *, query: Mapping[str, str]) -> None:
+        self._client, self._proxies, self._bucket, self._query = client, proxies, bucket, urlencode(query)
         self._kinds = list(_ENTRIES)
 
     @property
@@ -42,11 +42,10 @@ class BatchRequests:
 
     def _read(self, kind: str, ranges: Sequence[ComponentRange]) -> list[bytes]:
         found = [b""] * len(ranges)
-        of_object = {"bucket": self._bucket, "provider": self._provider}
-        entries = [{"objname": one.shard, **of_object, **_ENTRIES[kind](one)} for one in ranges]
+        entries = [{"objname": one.shard, **_ENTRIES[kind](one)} for one in ranges]
         # What is missing is an empty entry, and not an error; the tar is sent while it is made.
         body = json.dumps({"in": entries, "mime": ".tar", "coer": True, "onob": True, "strm": True}).encode()
-        url = f"{urljoin(self._proxies.current, 'v1')}/ml/moss/{self._bucket}?provider={self._provider}"
+        url = f"{urljoin(self._proxies.current, 'v1')}/ml/moss/{self._bucket}?{self._query}"
         # Whatever fails, the next way has patience, and says what is wrong.
         with contextlib.suppress(NoAnswerError, RedirectError, StoreError):
             answer = self._client.follow(url, headers=[("Content-Type", "application/json")], body=body)

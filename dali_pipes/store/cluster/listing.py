@@ -35,7 +35,9 @@ def read_pages(bucket: Bucket, prefix: str, *, where: str) -> Iterator[list[Obje
     wanted = {"prefix": prefix, "props": "name,size,checksum", "uuid": "", "continuation_token": ""}
     tokens = {""}
     while True:
-        page = bucket.requests.json(f"buckets/{bucket.bucket}", {"action": "list", "value": wanted}, **bucket.query)
+        page = bucket.requests.json(
+            f"buckets/{bucket.parts.bucket}", {"action": "list", "value": wanted}, **bucket.query
+        )
         try:
             rows = page["entries"] or ()
             entries = [

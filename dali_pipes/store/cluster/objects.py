@@ -22,6 +22,7 @@ from dali_pipes.store.http.answers import (
 from dali_pipes.store.http.client import HttpClient, NoAnswerError
 from dali_pipes.store.http.rules import answer_text, is_missing, is_passing, retry_after_s
 from dali_pipes.store.http.wire import Answer, Stopped
+from dali_pipes.store.shard_names import BucketParts
 from dali_pipes.store.shard_set import missing_advice
 
 _log = logging.getLogger(__name__)
@@ -33,8 +34,9 @@ def object_url(endpoint: str, bucket: str, name: str, *, provider: str, **query:
     >>> object_url("http://localhost:51080", "pets", "a b/../x.tar", provider="ais")
     'http://localhost:51080/v1/objects/pets/a%20b/../x.tar?provider=ais'
     """
-    query = {"provider": provider, **query}
-    return f"{urljoin(endpoint, 'v1')}/objects/{bucket}/{quote(name)}?{urlencode(query)}"
+    parts = BucketParts.parse(bucket)
+    query = {"provider": provider, **parts.query, **query}
+    return f"{urljoin(endpoint, 'v1')}/objects/{parts.bucket}/{quote(name)}?{urlencode(query)}"
 
 
 class StoredObjects(ObjectSource):

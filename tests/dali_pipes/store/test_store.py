@@ -191,6 +191,7 @@ def test_check_endpoint_of_another_web_server_says_that_it_is_no_aistore() -> No
 def test_ais_store_at_a_hung_endpoint_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is not asked again, not for a listing, a HEAD or a small object."""
     monkeypatch.setattr("dali_pipes.store.cluster.ais.SILENCE_S", 0.2)
+    monkeypatch.setattr("dali_pipes.store.cluster.client.SILENCE_S", 0.2)
     monkeypatch.setattr("dali_pipes.store.cluster.ais.PROMPT_S", 0.2)
     with scripted(lambda visit: visit.server.closing.wait(120)) as server:
         store = AisStore(server.endpoint, "pets")

@@ -9,7 +9,7 @@ from dali_pipes.errors import DataError, StoreError
 from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.shard_names import ObjectEntry
-from dali_pipes.store.urls import open_prefix, open_store, resolve_shards
+from dali_pipes.store.urls import Pattern, open_prefix, open_store, parse_shards, resolve_shards
 
 ENDPOINT = "http://127.0.0.1:1"  # never asked
 A_SHARDS = ("a-000000.tar", "a-000001.tar")
@@ -28,6 +28,14 @@ A_SHARDS = ("a-000000.tar", "a-000001.tar")
         ("ais://pets/a\0-", ENDPOINT, r"'ais://pets/a\\0-': the parts of an object's name .* nor hold a NUL"),
         ("ais://pe ts/a.tar", ENDPOINT, "'ais://pe ts/a.tar': a bucket's name is .* got 'pe ts'"),
         (f"ais://{'b' * 65}/a.tar", ENDPOINT, "at most 64 letters"),
+        ("ais://#/pets/a-", ENDPOINT, "after a namespace: #NAME/BUCKET, @CLUSTER/BUCKET .* got '#/pets'"),
+        ("ais://@#x/pets/a-", ENDPOINT, "after a namespace"),
+        ("ais://#x@other/pets/a-", ENDPOINT, "after a namespace"),
+        ("ais://#a b/pets/a-", ENDPOINT, "after a namespace"),
+        ("ais://#x/", ENDPOINT, "after a namespace: .* got '#x/'"),
+        ("ais://#x", ENDPOINT, "after a namespace: .* got '#x'"),
+        ("ais://#x/pets/../a-", ENDPOINT, "the parts of an object's name"),
+        ("s3://#x/pets/a-", "direct", "'s3://#x/pets/a-' names a namespace, which only AIStore has"),
         ("ais://pets/../dogs/a-", ENDPOINT, "'ais://pets/../dogs/a-': the parts of an object's name"),
         ("ais://pets/..", ENDPOINT, "the parts of an object's name"),
     ],
@@ -35,6 +43,33 @@ A_SHARDS = ("a-000000.tar", "a-000001.tar")
 def test_open_store_with_bad_url_says_what_is_expected(url: str, endpoint: str | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_store(url, endpoint=endpoint)
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket", "query", "rest"),
+    [
+        ("ais://#x/pets/a-", "#x/pets", {"provider": "ais", "namespace": "@#x"}, "a-"),
+        ("ais://@other/pets", "@other/pets", {"provider": "ais", "namespace": "@other#"}, ""),
+        ("s3://@other#x/pets/t/a-@3", "@other#x/pets", {"provider": "aws", "namespace": "@other#x"}, "t/a-@3"),
+        ("ais://pets/#x/a-", "pets", {"provider": "ais"}, "#x/a-"),  # a folder
+    ],
+)
+def test_namespace_is_a_part_of_the_bucket(url: str, bucket: str, query: dict[str, str], rest: str) -> None:
+    store, name = open_store(url, endpoint=ENDPOINT)
+    assert isinstance(store, AisStore)
+    assert (store.bucket, store.query, name) == (bucket, query, rest)
+    assert url.startswith(store.url)
+
+
+def test_braces_and_versions_mean_the_same_in_a_namespace() -> None:
+    urls = ["ais://@other#x/pets/a-{000000..000001}.tar", "ais://@other#x/pets/b-0.tar"]
+    shards = resolve_shards(urls, endpoint=ENDPOINT)
+    assert (shards.store.url, shards.names) == ("ais://@other#x/pets", (*A_SHARDS, "b-0.tar"))
+    ((_, pattern),) = parse_shards("ais://#x/pets/a-@3", endpoint=ENDPOINT)
+    assert isinstance(pattern, Pattern)
+    assert (pattern.store.url, pattern.prefix, pattern.version) == ("ais://#x/pets", "a-", 3)
+    with pytest.raises(ValueError, match="must lie in one bucket or directory, got 'ais://#x/pets' and 'ais://pets/b-"):
+        resolve_shards(["ais://#x/pets/a-{0..1}.tar", "ais://pets/b-0.tar"], endpoint=ENDPOINT)
 
 
 @pytest.fixture
