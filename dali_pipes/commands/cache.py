@@ -5,12 +5,16 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dali_pipes.commands.options import cache_bytes_option, cluster_options, format_bytes, json_option
+from dali_pipes.commands.options import cache_bytes_option, cluster_options, format_bytes, json_option, size
 from dali_pipes.commands.output import print_line, print_result
+
+if TYPE_CHECKING:
+    from dali_pipes.data_set.find import NamedSets
+    from dali_pipes.store.shard_set import ShardSet
 
 _directory = click.Path(file_okay=False, path_type=Path)
 cache_option = click.option(
@@ -59,8 +63,18 @@ def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
 
 @cache.command(short_help="Stage shards before a job starts.")
 @click.argument("urls", metavar="URL...", nargs=-1, required=True)
+@click.option("--cache", "cache_dir", type=_directory, help="The directory of the cache file, which is kept.")
 @click.option(
-    "--cache", "cache_dir", required=True, type=_directory, help="The directory of the cache file, which is kept."
+    "--in-cluster",
+    is_flag=True,
+    help="Have AIStore fetch the shards from the cloud to its own disks, for all nodes, instead of staging them here.",
+)
+@click.option(
+    "--blob-threshold",
+    type=size,
+    default="1GiB",
+    show_default=True,
+    help="With --in-cluster: AIStore fetches shards of this size or more in parts.",
 )
 @cache_bytes_option
 @click.option(
@@ -72,7 +86,9 @@ def list_cache_files(*, cache_dir: Path | None, as_json: bool) -> None:
 def warm(
     urls: tuple[str, ...],
     *,
-    cache_dir: Path,
+    cache_dir: Path | None,
+    in_cluster: bool,
+    blob_threshold: int,
     cache_bytes: int | None,
     connections: int,
     etl: str | None,
@@ -82,7 +98,8 @@ def warm(
 ) -> None:
     """Stage the shards at URL, beginning with the first, until all are resident or the cache is full.
 
-    A loader with the same cache directory uses them.
+    A loader with the same cache directory uses them. With --in-cluster AIStore's prefetch job fetches the shards and
+    their indexes, and the command waits for its end; Ctrl-C ends the wait, and the job goes on.
     """
     import numpy as np
 
@@ -92,10 +109,15 @@ def warm(
     from dali_pipes.options import Shards
     from dali_pipes.progress import bar
 
+    if (cache_dir is None) != in_cluster:
+        raise ValueError("name the place of the shards, either --cache or --in-cluster")
     started = time.perf_counter()
     with contextlib.ExitStack() as resources:
         named = Shards(list(urls), etl=etl)
         found = find_shards(named, endpoint=endpoint, embedded_dir=embedded_dir, resources=resources)
+        if cache_dir is None:
+            _prefetch(found, blob_threshold=blob_threshold, as_json=as_json)
+            return
         indexed = DataSet(found, alignment=extent_alignment(cache_dir))
         # No reservation: the shards may only take space that running loaders have not reserved.
         share = indexed.open_share(reserved=0, is_windowed=False, group=0, cache_dir=cache_dir, cache_bytes=cache_bytes)
@@ -120,6 +142,35 @@ def warm(
     full = "" if len(staged) == num_shards else f" of {num_shards}, the cache is full"
     amount = f"{format_bytes(num_bytes)} ({format_bytes(fetched)} fetched)"
     line = f"staged {len(staged)} shards{full}, {amount} in {elapsed_s:.1f} s -> {cache_dir}"
+    print_result(line, result, as_json=as_json)
+
+
+def _prefetch(found: "ShardSet | NamedSets", *, blob_threshold: int, as_json: bool) -> None:
+    from dali_pipes.data_set.data_set import DataSet
+    from dali_pipes.data_set.find import NamedSets
+    from dali_pipes.formats.names import index_name
+    from dali_pipes.store.cluster.prefetch import prefetch
+
+    assert not isinstance(found, NamedSets), "a command names no mixture"
+    bucket = found.store.need_cluster("and only a bucket that AIStore has as a backend is fetched into a cluster")
+    if found.manifest is None:
+        raise ValueError(f"'{found.url}' has no manifest, which says how large its shards are: {found.index_command}")
+    manifest, started = DataSet(found).manifest, time.perf_counter()
+    names = [name for shard in manifest.names for name in (shard, index_name(shard))]
+    is_large = int(manifest.shard_bytes.max()) >= blob_threshold  # else AIStore would ask the cloud for each size
+    done = prefetch(
+        bucket,
+        names,
+        num_bytes=int(manifest.shard_bytes.sum()),
+        blob_threshold=blob_threshold if is_large else 0,
+        show_progress=not as_json,
+    )
+    result = done._asdict() | {"num_shards": manifest.num_shards, "elapsed_s": time.perf_counter() - started}
+    rest = "" if done.num_objects == len(names) else ", which had the others already"
+    line = (
+        f"fetched {done.num_objects} of {len(names)} objects, {format_bytes(done.num_bytes)} in "
+        f"{result['elapsed_s']:.1f} s -> {bucket.endpoint}{rest}"
+    )
     print_result(line, result, as_json=as_json)
 
 

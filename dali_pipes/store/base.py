@@ -323,6 +323,10 @@ class Bucket(RemoteStore):
         """Turn errors of ``requests`` into a `StoreError` that says where it failed and what to do."""
 
     @abstractmethod
+    def has_backend(self) -> bool:
+        """Whether the cluster reads the objects from elsewhere: a cloud, or another cluster."""
+
+    @abstractmethod
     def by_sdk(self, where: str) -> contextlib.AbstractContextManager[Any]:
         """Yield the SDK's bucket; turn the SDK's errors into a `StoreError`, as `asking` does. Imports the SDK."""
 

@@ -127,6 +127,12 @@ class AisStore(Bucket):
             raise NotAisError("a bucket's properties are not JSON")
         return None
 
+    def has_backend(self) -> bool:
+        if (props := self._props()) is None:
+            raise StoreError(self._no_bucket())
+        behind = props.get("backend_bck") if isinstance(props, dict) else None
+        return self.provider != "ais" or bool(self.parts.uuid or (isinstance(behind, dict) and behind.get("name")))
+
     def create(self) -> None:
         with self.asking(self.url):
             try:
