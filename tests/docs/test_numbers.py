@@ -11,7 +11,7 @@ from dali_pipes.fetch import demand, stager
 from dali_pipes.formats import photo_header, tar_reader
 from dali_pipes.metrics import counts, prometheus
 from dali_pipes.store import listings, patience
-from dali_pipes.store.cluster import sessions
+from dali_pipes.store.cluster import client as cluster_client
 from dali_pipes.store.http import answers, client, rules, wire
 from prep.etl import transforms
 from prep.inspect import view_page
@@ -33,7 +33,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
         ("bad-data", "(60 s for a shard)", client.SILENCE_S, 60),
         ("bad-data", "4 GiB for an object", answers.MAX_OBJECT_BYTES, 4 * GIB),
         ("bad-data", "64 MiB for anything else", answers.MAX_ANSWER_BYTES, 64 * MIB),
-        ("bad-data", "1 MiB for an error", sessions.MAX_REFUSAL_BYTES, MIB),
+        ("bad-data", "1 MiB for an error", cluster_client.MAX_REFUSAL_BYTES, MIB),
         ("bad-data", "10,000 pages", listings.MAX_PAGES, 10_000),
         ("bad-data", "| redirects | 4,", rules.MAX_REDIRECTS, 4),
         ("bad-data", "| 256 MiB; 1 MiB if", photo_header.MAX_PHOTO_BYTES, 256 * MIB),
