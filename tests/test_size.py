@@ -10,21 +10,21 @@ ROOT = Path(__file__).resolve().parent.parent
 
 MOST = {
     "dali_pipes": (3_350, 16),
-    "dali_pipes/cache": (2_020, 7),
+    "dali_pipes/cache": (2_050, 7),
     "dali_pipes/commands": (1_680, 6),
-    "dali_pipes/data_set": (2_190, 7),
-    "dali_pipes/fetch": (960, 3),
-    "dali_pipes/formats": (3_230, 12),
+    "dali_pipes/data_set": (2_230, 7),
+    "dali_pipes/fetch": (1_130, 4),
+    "dali_pipes/formats": (3_290, 12),
     "dali_pipes/graph": (2_650, 9),
     "dali_pipes/graph/recipes": (620, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
     "dali_pipes/order": (1_960, 7),
     "dali_pipes/processes": (440, 2),
-    "dali_pipes/reader": (1_320, 5),
-    "dali_pipes/store": (2_160, 9),
-    "dali_pipes/store/cloud": (1_060, 4),
-    "dali_pipes/store/cluster": (2_250, 11),
+    "dali_pipes/reader": (1_570, 7),
+    "dali_pipes/store": (2_210, 9),
+    "dali_pipes/store/cloud": (1_070, 4),
+    "dali_pipes/store/cluster": (2_260, 11),
     "dali_pipes/store/http": (1_800, 5),
     "prep": (680, 6),
     "prep/commands": (2_500, 12),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 55_530, 240
+SUM_LINES, SUM_MODULES = 56_160, 243
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 40_520, 500
+TESTS_LINES, FILE_LINES = 40_980, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 
