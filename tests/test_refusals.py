@@ -113,7 +113,8 @@ CASES = [
     (DataError, lambda key: encoded.components_of({"__key__": key}, OPTIONS), {"k": "key 'k': no component"}),
     (DataError, lambda key: encoded.label_of(b"x", key=key), {"k": "key 'k': cls must be a number, got b'x'"}),
     (ValueError, lambda spec: parse_spec(SPEC | json.loads(spec)).input_names, {
-        '{"input_bck": {"namespace": "n"}}': "got 'n'", '{"algorithm": {"content_key_type": "x"}}': "key type must be",
+        '{"input_bck": {"namespace": {"x": "n"}}}': "got {'x': 'n'}",
+        '{"algorithm": {"content_key_type": "x"}}': "key type must be",
         '{"output_format": "out"}': "a range of numbers", '{"algorithm": {"kind": "x"}}': "algorithm must be one of",
         '{"input_bck": {}}': "input_bck.name is missing", '{"output_format": "o{0..9999999999999999999}"}': "too long",
         '{"input_format": {"template": "a-{0..9999999}"}}': "more than 1,000,000 shards"}),

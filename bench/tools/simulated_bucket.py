@@ -141,12 +141,11 @@ class SimulatedStorage(Storage):
 
     def list_names(self, bucket: str, *, prefix: str = "", after: str = "") -> list[str]:
         self.created_ns(bucket)
-        first = _number_of(after) or 0
-        names = [_shard_name(number) for number in range(first, min(first + PAGE_SIZE, self.num_shards))]
-        if not prefix.startswith(PREFIX):
-            names = list(map(index_name, names))
-        if first + PAGE_SIZE >= self.num_shards:
-            names.append(manifest_name(PREFIX))
+        first, manifest = _number_of(after) or 0, manifest_name(PREFIX)
+        shards = [_shard_name(number) for number in range(first, min(first + PAGE_SIZE + 2, self.num_shards))]
+        # Nobody lists both kinds at once.
+        is_before_shards = after < manifest and not prefix.startswith(PREFIX)
+        names = [*map(index_name, shards), manifest] if is_before_shards else shards
         return [name for name in names if name.startswith(prefix) and name > after]
 
     def heads(self, bucket: str, names: Iterable[str]) -> Iterator[ObjectMeta]:

@@ -42,7 +42,7 @@ def test_objects_are_in_their_own_bucket(pair: tuple[AisStore, AisStore]) -> Non
     assert [store.size("small") for store in pair] == [len(plain.url), None]
     other.sdk_bucket.delete()
     assert [store.exists() for store in pair] == [True, False]
-    with pytest.raises(StoreError, match=f"no bucket '{other.url}' at .* makes one .found: .*'{plain.url}'"):
+    with pytest.raises(StoreError, match=f"no bucket '{other.url}' at .* makes one"):
         other.access()
 
 
