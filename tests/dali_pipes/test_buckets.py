@@ -39,7 +39,7 @@ def test_state_of_other_steps_is_refused(shards: Path) -> None:
     with open_loader(shards) as loader:
         next(loader)
         state = loader.state_dict()
-        assert (state["version"], state["group_size"]) == (5, 4)
+        assert (state["version"], state["group_size"]) == (6, 4)
         start = loader.delivery.state_at(3)
         with pytest.raises(dp.StateError, match="2 samples delivered, and no step of epoch 0 ends there"):
             loader.load_state_dict(state | {"delivered": 2})

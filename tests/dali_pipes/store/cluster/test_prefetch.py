@@ -54,8 +54,8 @@ def cluster(*jobs: Any, props: dict[str, Any] = IN_AWS, folder: Path | None = No
             visit.say(200, json.dumps(left.pop(0) if len(left) > 1 else left[0]).encode())
         elif "/v1/health" in visit.path:
             visit.say(200, **{"Ais-Node-Uptime": "1"})
-        elif folder is not None and (folder / name).is_file():
-            visit.say(200, (folder / name).read_bytes())
+        elif folder is not None and (found := next(folder.rglob(name), None)) is not None:
+            visit.say(200, found.read_bytes())
         else:
             visit.say(404, b"{}")
 
@@ -144,7 +144,7 @@ def test_warm_in_cluster(small_shards: Path, capsys: pytest.CaptureFixture[str])
         assert "fetched 3 of 8 objects, 1.0 MiB in" in capsys.readouterr().out
         asked = [json.loads(each.partition(b"\r\n\r\n")[2]) for each in server.requests if each.startswith(b"POST")]
     assert [each["value"]["blob-threshold"] for each in asked] == [0, 1024]
-    assert asked[0]["value"]["objnames"][:2] == ["s-000000.tar", "s-000000.index.safetensors"]
+    assert asked[0]["value"]["objnames"][:2] == ["s-000000.tar", ".dali-pipes/s-000000.index.safetensors"]
 
 
 def test_warm_needs_one_place(small_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
