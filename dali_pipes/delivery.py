@@ -1,8 +1,8 @@
 """Deliver a loader's batches to the loop that iterates, one thread at a time; keep the position.
 
 A delivery owns the parts of the loader: its share of the cache file, the stager's threads, the decode pipeline and the
-feeds of its epochs. `dali_pipes.iterator.Loader` and its faces iterate a delivery. Except for the work of the stager's
-and DALI's threads, everything runs in the thread that iterates.
+feeds of its epochs. `dali_pipes.iterator.Loader` and its faces iterate a delivery. Except for the work of the threads
+that stage, read and decode, everything runs in the thread that iterates.
 
 Note [one thread]: the uses of a delivery are a dict that is empty or holds the running `Use`. ``setdefault`` puts a use
 there or returns the one that is there, in one step. The user ends its use by assigning a new dict, with no call in
@@ -27,7 +27,7 @@ from dali_pipes.arguments import as_integer
 from dali_pipes.cache.directory import in_mutex
 from dali_pipes.epoch import Epoch, LoaderParts
 from dali_pipes.errors import DecodeError, WorkerProcessError
-from dali_pipes.fetch.stager import in_fetcher
+from dali_pipes.fetch.stager import in_own_thread
 from dali_pipes.graph.decode import BatchInputs
 from dali_pipes.graph.definition import CU_SEQLENS, Packed
 from dali_pipes.metrics.counts import Counts
@@ -35,7 +35,6 @@ from dali_pipes.metrics.figures import LOADERS, read_figures
 from dali_pipes.opening import LoaderArguments, check_late, open_parts
 from dali_pipes.order.state import LoaderState
 from dali_pipes.processes.ranks import Agreement, find_rank, make_name
-from dali_pipes.reader.aio_reader import in_reader
 from dali_pipes.reader.batch import Batch
 
 _log = logging.getLogger(__name__)
@@ -357,7 +356,7 @@ class Delivery:
         # everything that is open ends with the process: see `close`. This module's names may be cleared by then.
         if "parts" not in vars(self) or self.is_closed or globals()["sys"] is None or sys.is_finalizing():
             return
-        if in_mutex() or in_fetcher() or in_reader():
+        if in_mutex() or in_own_thread():
             # The garbage collector runs in the middle of work on a cache, of this loader or another one. The threads
             # that close() ends may wait for that work.
             threading.Thread(target=self.close, name="dali-pipes-close", daemon=True).start()

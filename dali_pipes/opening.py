@@ -234,6 +234,7 @@ def open_parts(
     )
     epochs = LoaderEpochs(inputs, batching=batching, share=share, counts=counts, open_feed=open_feed)
     epochs.begin(0 if state is None else state.order.epoch, start=0 if state is None else state.delivered)
+    resources.callback(epochs.close)
     _check_length(epochs.current.feed.plan, batching)
     if pipeline is None:
         first = epochs.current.feed.example()

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 MOST = {
     "dali_pipes": (3_350, 16),
-    "dali_pipes/cache": (2_050, 7),
+    "dali_pipes/cache": (2_060, 7),
     "dali_pipes/commands": (1_680, 6),
     "dali_pipes/data_set": (2_230, 7),
     "dali_pipes/fetch": (1_130, 4),
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 40_980, 500
+TESTS_LINES, FILE_LINES = 41_010, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

@@ -268,9 +268,9 @@ class CacheFiles:
         self._remove_names([f"{key}.{suffix}" for suffix in _SUFFIXES], key=key)
 
     def remove_unused(self) -> None:
-        """Remove the cache files that nobody uses, and that are not to be kept."""
+        """Remove the cache files that nobody uses, and that are not to be kept, or have nothing to keep."""
         for key, opened in list(self.opened.items()):
-            if not opened.table.keep and not self.slots.of(key):
+            if not (opened.table.keep and opened.table.resident_bytes) and not self.slots.of(key):
                 self.remove(key)
 
     def _look(self) -> None:

@@ -278,10 +278,21 @@ class CacheShare(NodeCache):
         table = self._check_joined().table
         if not self._has_begun(rows).all():
             raise self._removed()
+        if sizes is not None:
+            self._reserve_for(int(np.maximum(sizes - table.sizes[rows], 0).sum()))
         with table.changing():
             table.finish(rows, sizes)
         self._checked[rows] = True
         self._slots.wake()
+
+    def _reserve_for(self, more: int) -> None:
+        """Reserve more bytes if the group holds more than it has reserved once shards are larger than was estimated."""
+        key, group = self._slots.group(self._slot)
+        held = self._held_by(key, group)[0] + more
+        if more and held > self._reservations()[key, group]:
+            self._check_reservation((key, group), held, self._allowed_bytes())
+            self._slots.write(self._slot, reserved=held, cache_bytes=self.cache_bytes, group=group, key=key)
+            self.reserved = held
 
     def fail(self, shards: Sequence[int]) -> None:
         """Give up filling ``shards`` and free their blocks; those that were there stay, unchecked."""
@@ -452,15 +463,19 @@ class CacheShare(NodeCache):
         reservations, spare = self._reservations(), self._allowed_bytes()
         group_bytes, group_slots = 0, [self._slot]
         for other, reserved in reservations.items():
-            slots = [member for member in self._slots.of(other[0]) if self._slots.group(member) == other]
-            table = self._files.opened[other[0]].table
-            resident = table.resident
-            held = int(table.extent_bytes(resident[table.held(resident, slots)]).sum())
+            held, slots = self._held_by(*other)
             if other == group:
                 group_bytes, group_slots = held, slots
             else:
                 spare -= max(reserved, held)
         return max(reservations.get(group, 0), spare) - group_bytes, group_slots
+
+    def _held_by(self, key: str, group: int) -> tuple[int, list[int]]:
+        """The bytes that a group holds, and its slots."""
+        slots = [slot for slot in self._slots.of(key) if self._slots.group(slot) == (key, group)]
+        table = self._files.opened[key].table
+        resident = table.resident
+        return int(table.extent_bytes(resident[table.held(resident, slots)]).sum()), slots
 
 
 def _why(unfinished: Bools, unfit: Bools) -> Literal["", "busy", "space"]:

@@ -310,7 +310,7 @@ class StateTable:
         os.pwrite(self._file, np.full(len(starts) - 1, NOBODY, np.int16).tobytes(), places["owner"][0])
         header["magic"] = _MAGIC
         os.pwrite(self._file, header.tobytes(), 0)
-        # Columns that are never written again must survive a power failure; `greet` repairs the others.
+        # Columns that are never written again must survive a power failure; `greet` repairs others; sizes may be old.
         os.fsync(self._file)
 
 

@@ -111,6 +111,8 @@ def warm(
 
     if (cache_dir is None) != in_cluster:
         raise ValueError("name the place of the shards, either --cache or --in-cluster")
+    if in_cluster and (etl or cache_bytes is not None):
+        raise ValueError("--in-cluster takes neither --etl nor --cache-bytes: the cluster fetches shards as they are")
     started = time.perf_counter()
     with contextlib.ExitStack() as resources:
         named = Shards(list(urls), etl=etl)
@@ -161,7 +163,7 @@ def _prefetch(found: "ShardSet | NamedSets", *, blob_threshold: int, as_json: bo
     done = prefetch(
         bucket,
         names,
-        num_bytes=int(manifest.shard_bytes.sum()),
+        num_bytes=int(manifest.shard_bytes.sum() + manifest.index_bytes.sum()),
         blob_threshold=blob_threshold if is_large else 0,
         show_progress=not as_json,
     )

@@ -315,7 +315,8 @@ class DataSet:
 
     def some_samples(self, excluded: Int64s) -> SomeSamples | None:
         """The samples of these shards that are not excluded, if they are few enough to be staged without the rest."""
-        if self.manifest.etl:
+        # An ETL gives whole shards. Blocks of another size would hold more than what is counted.
+        if self.manifest.etl or self.alignment != EXTENT_ALIGNMENT:
             return None
         samples = SomeSamples(
             self.manifest,

@@ -17,6 +17,7 @@ from dali_pipes.errors import CacheError, DataError
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import index_name
 from dali_pipes.formats.shard_index import ComponentRange
+from dali_pipes.store.http.answers import MissingObjectError
 
 SPARSE_SHARE = 8
 """Samples are fetched by range if they take at most this part, 1/8, of the shards that have any of them: above, whole
@@ -62,7 +63,7 @@ class SomeSamples:
         kept = manifest.samples - np.bincount(left_out, minlength=manifest.num_shards)
         index_bytes = -(-manifest.index_bytes // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT
         means = manifest.shard_bytes // np.maximum(manifest.samples, 1) + _BLOCK_BYTES_PER_SAMPLE
-        self.extent_bytes: Int64s = np.minimum(shard_extents, index_bytes + kept * means)
+        self.extent_bytes: Int64s = np.where(kept > 0, np.minimum(shard_extents, index_bytes + kept * means), 0)
         """About the bytes that each shard takes of the cache: int64 [shards]; its table learns the true number."""
         self.are_few = int(self.extent_bytes.sum()) * SPARSE_SHARE <= int(shard_extents[kept > 0].sum())
 
@@ -85,18 +86,18 @@ class SomeSamples:
 
     def fill(self, shards: Sequence[int], share: CacheShare) -> tuple[dict[int, Filled], dict[int, Exception]]:
         """Bring the samples of these shards, whose indexes are there; returns what came, and the errors of others."""
-        ranges = {shard: list(self.ranges(shard, share.index_extent(shard).read())) for shard in shards}
+        filled, errors = dict[int, Filled](), dict[int, Exception]()
         try:
+            ranges = {shard: list(self.ranges(shard, share.index_extent(shard).read())) for shard in shards}
             found = iter(self._read_ranges([one for wanted in ranges.values() for one in wanted]))
-        except DataError as exc:
+        except (DataError, MissingObjectError) as exc:
             if len(shards) == 1:
                 return {}, {shards[0]: exc}
-            filled, errors = dict[int, Filled](), dict[int, Exception]()
             for shard in shards:  # which of them is it?
-                for known, further in zip((filled, errors), self.fill([shard], share), strict=True):
-                    known |= further  # type: ignore[operator]
+                more_filled, more_errors = self.fill([shard], share)
+                filled |= more_filled
+                errors |= more_errors
             return filled, errors
-        filled, errors = {}, {}
         for shard, wanted in ranges.items():
             extent, index = share.shard_extent(shard), share.index_extent(shard)
             pieces = [(one, next(found)) for one in wanted]

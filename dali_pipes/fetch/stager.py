@@ -55,9 +55,9 @@ LOG_AFTER_S = 30.0
 _THREAD_NAME = "dali-pipes-fetch"
 
 
-def in_fetcher() -> bool:
-    """Whether this is a thread of a `Stager`: the garbage collector may finalize the thread's owner there."""
-    return threading.current_thread().name == _THREAD_NAME
+def in_own_thread() -> bool:
+    """Whether this is a thread of ours: the garbage collector may finalize its owner there, which waits for its end."""
+    return threading.current_thread().name.startswith("dali-pipes-")
 
 
 @dataclass(eq=False)
@@ -119,7 +119,8 @@ class Stager:
         self._waiters: set[Waiter] = set()
         self._threads: list[_Thread] = []
         self._filling: dict[int, _Filling] = {}
-        self._asking = self._is_paused = False
+        self._asking = False
+        self._paused_until: float | None = None
         self._num_asked = NUM_ASKED
         self._no_space_since: float | None = None
         self._logged_at = 0.0
@@ -176,16 +177,17 @@ class Stager:
             self._demand.want_ahead(shards)
             self._ask_for(len(self._demand.needed_missing) + len(self._demand.ahead_missing))
 
-    def pause(self) -> None:
-        """Fetch only what is needed until `resume`, if nothing is wanted yet."""
+    def pause(self, seconds: float) -> None:
+        """Fetch nothing ahead for this time, or until `resume`, if nothing is wanted yet."""
         with self._lock:
-            self._is_paused = not (self._demand.ahead or self._demand.needs)
+            if not (self._demand.ahead or self._demand.needs):
+                self._paused_until = time.monotonic() + seconds
 
     def resume(self) -> None:
         """End `pause`."""
         with self._lock:
-            if self._is_paused:
-                self._is_paused = False
+            if self._paused_until is not None:
+                self._paused_until = None
                 self._changed.notify_all()
 
     def unstage(self, shards: Sequence[int]) -> None:
@@ -403,7 +405,7 @@ class Stager:
         with self._lock:
             while not self._stopped.is_set():
                 if self._asking or not (wanted := self._missing()):
-                    self._changed.wait()
+                    self._changed.wait(self._pause_s())
                     continue
                 self._asking = True
                 try:
@@ -431,8 +433,13 @@ class Stager:
                     self._changed.notify()
             return None
 
+    def _pause_s(self) -> float | None:
+        """How long nothing is fetched ahead; ``None`` if there is no pause, or no longer."""
+        left = 0.0 if self._paused_until is None else self._paused_until - time.monotonic()
+        return left if left > 0 else None
+
     def _missing(self) -> list[int]:
-        if self._is_paused and not self._demand.needed_missing:
+        if self._pause_s() is not None and not self._demand.needed_missing:
             return []
         return self._demand.next_missing(
             filling=self._filling,
@@ -569,7 +576,7 @@ class Stager:
                 shards, whole[:] = list(whole), []
             if self._samples is None:
                 self._finish(unfinished, shards)
-            elif shards:  # their indexes are there
+            elif shards and not self._is_abandoned(unfinished):  # their indexes are there
                 filled, failed = self._samples.fill(shards, share)
                 errors.update(failed)
                 self._finish(unfinished, list(filled), filled=filled)

@@ -46,12 +46,6 @@ _EVENT = np.dtype([("data", "<u8"), ("iocb", "<u8"), ("result", "<i8"), ("result
 _CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
 
 _log = logging.getLogger(__name__)
-_this_thread = threading.local()
-
-
-def in_reader() -> bool:
-    """Whether this thread reads for a loader: it cannot wait for its own end."""
-    return getattr(_this_thread, "reads", False)
 
 
 class Aio:
@@ -186,7 +180,6 @@ class AioReader:
         self._thread.join()
 
     def _work(self) -> None:
-        _this_thread.reads = True
         try:
             while (read := self._begun.get()) is not None:
                 if read.result.set_running_or_notify_cancel():

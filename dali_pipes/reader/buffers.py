@@ -18,7 +18,8 @@ from dali_pipes.arrays import Int64s, UInt8s
 ALIGNMENT = 64
 # A buffer has space for batches that are larger than its first by this factor.
 HEADROOM = 1.25
-_HUGE_PAGE = 2 << 20
+HUGE_PAGE = 2 << 20
+"""A buffer has a multiple of so many bytes."""
 
 
 class _Lent(weakref.ref):  # type: ignore[type-arg]
@@ -54,14 +55,15 @@ class Buffers:
         """
         if self._set_device is not None:
             self._set_device()
-        # A buffer may come back at any time, in any thread: only pop and append touch the list.
+        # A buffer may come back, and be taken, at any time, in any thread: only pop and append touch the list.
         memory = None
-        while memory is None and self._free:
-            free = self._lent.pop(id(self._free.pop())).memory
-            memory = free if memoryview(free).nbytes >= num_bytes else None  # too small: dropped
+        with contextlib.suppress(IndexError):  # none is free
+            while memory is None:
+                free = self._lent.pop(id(self._free.pop())).memory
+                memory = free if memoryview(free).nbytes >= num_bytes else None  # too small: dropped
         if memory is None:
             capacity = max(1, int(num_bytes * HEADROOM))
-            memory = self._allocate(-(-capacity // _HUGE_PAGE) * _HUGE_PAGE)
+            memory = self._allocate(-(-capacity // HUGE_PAGE) * HUGE_PAGE)
         # A new array each time. Its base is no array: so numpy's views refer to it, and not to the memory itself.
         buffer = np.frombuffer(memoryview(memory), np.uint8)
         # It may come back in a thread of DALI's, where no code of Python's should run: so the callback is one of C.

@@ -14,7 +14,6 @@ before this epoch's last batches are delivered.
 
 import itertools
 import logging
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -31,6 +30,7 @@ from dali_pipes.order.plan import Batching, Plan, Step
 from dali_pipes.order.randomness import Stream
 from dali_pipes.progress import bar
 from dali_pipes.reader.batch import Batch, Rows
+from dali_pipes.reader.buffers import HUGE_PAGE
 from dali_pipes.reader.ranged import MAX_RANGED_BYTES, RANGED_SHARE, RangedReader, RangedSegment
 from dali_pipes.reader.samples import Samples
 
@@ -78,7 +78,7 @@ READ_AHEAD_BATCHES = 8
 READ_AHEAD_SAMPLES = 512
 # While the first window is staged, a progress bar appears after this time.
 SHOW_AFTER_S = 0.5
-# Shards ahead are fetched at the latest after this time, if the first batch's ranges have not come.
+# Shards ahead are fetched after this time, although the first batch's ranges have not come.
 ALONE_S = 1.0
 POLL_S = 0.005
 
@@ -137,7 +137,7 @@ class Feed:
         self.is_by_range = bool(first_steps) and self._is_small(first_steps, first_shards)
         """Whether the first batch is read by range: nothing else is fetched before it came."""
         if self.is_by_range:
-            stager.pause()
+            stager.pause(ALONE_S)
         # The first batch's shards are fetched before the rest of the window; otherwise all fetchers could be busy with
         # other shards when these are needed.
         self._stage_ahead(first=first_shards)
@@ -275,7 +275,8 @@ class Feed:
         means = manifest.shard_bytes / np.maximum(manifest.samples, 1)
         num_bytes = sum(float(means[self._samples.shard_of(step.ordinals)].sum()) for step in run)
         num_bytes += int(manifest.index_bytes[missing].sum())
-        is_allowed = self._num_ranged_bytes + num_bytes <= MAX_RANGED_BYTES
+        in_memory = max(num_bytes, len(run) * HUGE_PAGE)
+        is_allowed = self._num_ranged_bytes + in_memory <= MAX_RANGED_BYTES
         return is_allowed and num_bytes * RANGED_SHARE < int(self._share.extent_bytes[missing].sum())
 
     def _begin_ranged(self, run: list[Step], shards: list[int]) -> None:
@@ -291,13 +292,11 @@ class Feed:
 
     def _wait_ranged(self, shards: list[int]) -> RangedSegment | None:
         """Wait for the segment that is read by range; ``None``: there is none, it failed, or the shards came first."""
-        watch, since = self._long_waits.watch(shards), time.monotonic()
+        watch = self._long_waits.watch(shards)
         while (ranged := self._ranged) is not None and self._stager.num_missing(shards)[0]:
             if ranged.over.wait(POLL_S):
                 self._ranged = None
                 return ranged if ranged.rows is not None else None
-            if time.monotonic() - since > ALONE_S:
-                self._stager.resume()
             watch(0)
         self._end_ranged()
         return None

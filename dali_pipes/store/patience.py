@@ -108,16 +108,21 @@ def pause(seconds: float) -> None:
     if not endings:
         time.sleep(seconds)  # in the main thread; Ctrl-C ends it
         return
-    while not any(ending.is_set() for ending in endings):
+    while not is_told_to_end():
         if (left := end - time.monotonic()) <= 0:
             return
         endings[-1].wait(left if len(endings) == 1 else min(left, _POLL_S))
     raise InterruptedWaitError
 
 
+def is_told_to_end() -> bool:
+    """Whether this thread, or one that waits for it, is told to end: then requests end, too."""
+    return any(ending.is_set() for ending in _endings.get())
+
+
 @contextlib.contextmanager
 def waits_ended_by(ending: threading.Event) -> Iterator[None]:
-    """End the waits of this block, also those in threads that it starts, when ``ending`` is set."""
+    """End the waits and requests of this block, and of threads that it starts, when ``ending`` is set."""
     token = _endings.set((*_endings.get(), ending))
     try:
         yield

@@ -18,7 +18,7 @@ from dali_pipes.store.patience import pause
 from tests.dali_pipes.raw import check_rows, raw, read_epoch
 from tests.loaders import open_loader
 from tests.programs import wait_until
-from tests.shards import Sample, samples_and_shards
+from tests.shards import Sample, make_samples, samples_and_shards, write_shards
 
 NUM_SAMPLES, PER_SHARD = 600, 60
 # One in each of ten shards, and all of the rest.
@@ -242,3 +242,19 @@ def test_few_samples_that_cannot_be_read_are_an_error(shards: Path, cache: dp.Ca
         errors.clear()
         ordinals = np.concatenate([batch["ordinal"].flatten() for (batch,) in loader])
         assert set(ordinals.tolist()) == set(range(7, NUM_SAMPLES, PER_SHARD))
+
+
+def test_few_samples_that_are_larger_than_the_mean_have_their_space(tmp_path: Path, cache: dp.Cache) -> None:
+    """Their sizes are known when they came: then they are reserved, or the error says what would be enough."""
+    sizes = [(500, 400) if number % PER_SHARD == 7 else (40, 33) for number in range(NUM_SAMPLES)]
+    large = make_samples(sizes)
+    (tmp_path / "large").mkdir()
+    shards = write_shards(tmp_path / "large", large, per_shard=PER_SHARD)
+    with few(shards, cache) as loader:
+        before = loader.parts.share.reserved
+        read_few(loader, large)
+        held = loader.parts.share._opened.table.resident_bytes
+        assert before < held <= loader.parts.share.reserved
+    tight = dp.Cache(directory=tmp_path, max_bytes=before)
+    with few(shards, tight) as loader, pytest.raises(dp.CacheError, match="this loader must be able to hold"):
+        list(loader)

@@ -12,7 +12,8 @@ from dali_pipes.errors import StoreError, keep_secret, printable
 from dali_pipes.formats.names import read_json
 from dali_pipes.store.http.client import PROMPT_S, HttpAccess, HttpClient, NoAnswerError, is_loopback, read_end
 from dali_pipes.store.http.rules import cause_of, cut_hint, is_away, is_server_url, tls_text
-from dali_pipes.store.http.wire import Answer, Stopped, never
+from dali_pipes.store.http.wire import Answer, Stopped
+from dali_pipes.store.patience import is_told_to_end
 
 SETTLED_S = 10.0
 """An object may still be missing for a moment after the map has changed: a rebalance begins late."""
@@ -183,7 +184,7 @@ class Proxies:
             self.current = self._known[(self._known.index(current) + 1) % len(self._known)]
 
     def ask_map(
-        self, client: HttpClient, *, timeout_s: float = PROMPT_S, stopped: Stopped = never
+        self, client: HttpClient, *, timeout_s: float = PROMPT_S, stopped: Stopped = is_told_to_end
     ) -> ClusterMap | None:
         """Ask for the cluster's map once; ``None`` if the token may not read it. Raises what `ask_json` raises."""
         data = ask_json(client, self.current, "daemon?what=smap", timeout_s=timeout_s, stopped=stopped)
@@ -331,7 +332,7 @@ def ask_json(
     *,
     body: bytes = b"",
     timeout_s: float = PROMPT_S,
-    stopped: Stopped = never,
+    stopped: Stopped = is_told_to_end,
 ) -> Any:
     """Ask a proxy once for ``/v1/`` and a path; a cluster that is away is not waited for.
 

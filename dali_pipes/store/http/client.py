@@ -16,7 +16,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from dali_pipes.errors import StoreError, keep_secret
 from dali_pipes.store.http.rules import MAX_REDIRECTS, REDIRECTS, RedirectError, redirect_target
-from dali_pipes.store.http.wire import Answer, HttpConnection, ProtocolError, Stopped, never
+from dali_pipes.store.http.wire import Answer, HttpConnection, ProtocolError, Stopped
+from dali_pipes.store.patience import is_told_to_end
 
 CONNECT_TIMEOUT_S = 3.0
 """The time for each address of a host. An endpoint that does not answer must be reported within ten seconds."""
@@ -135,7 +136,7 @@ class HttpClient:
         headers: Fields = (),
         body: bytes | Iterable[memoryview] = b"",
         silence_s: float = SILENCE_S,
-        stopped: Stopped = never,
+        stopped: Stopped = is_told_to_end,
     ) -> Answer:
         """Send one request; the caller closes the answer.
 
@@ -178,7 +179,7 @@ class HttpClient:
         own_headers: Fields = (),
         body: bytes = b"",
         silence_s: float = SILENCE_S,
-        stopped: Stopped = never,
+        stopped: Stopped = is_told_to_end,
     ) -> Answer:
         """`ask`, and follow redirects. ``own_headers``, such as a signature, go to the URL's own host alone.
 

@@ -39,8 +39,8 @@ from dali_pipes.store.http.answers import (
 )
 from dali_pipes.store.http.client import CONNECT_TIMEOUT_S, SILENCE_S, HttpClient, NoAnswerError, read_end
 from dali_pipes.store.http.rules import RedirectError, cause_of, is_silence
-from dali_pipes.store.http.wire import STOP_CHECK_S, Answer, ProtocolError, Stopped, StoppedError, TooSlowError, never
-from dali_pipes.store.patience import Patience, Waiting, current_patience, pause
+from dali_pipes.store.http.wire import STOP_CHECK_S, Answer, ProtocolError, Stopped, StoppedError, TooSlowError
+from dali_pipes.store.patience import Patience, Waiting, current_patience, is_told_to_end, pause
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class ObjectFetcher:
         """An object; ``size`` and ``checksum`` are those of the manifest that describes it."""
         return WantedObject(name, self.source.where(name), self.source.access.endpoint, size, checksum)
 
-    def fetch(self, wanted: Sequence[Wanted], *, stopped: Stopped = never, num_connections: int = 1) -> bool:
+    def fetch(self, wanted: Sequence[Wanted], *, stopped: Stopped = is_told_to_end, num_connections: int = 1) -> bool:
         """GET objects into their extents, all at the same time: a shard's index does not wait for the shard.
 
         An object takes as many of its ``num_connections`` as have `RANGE_BYTES` or more to read. See
@@ -202,7 +202,12 @@ class Reading(io.RawIOBase):
     """One part of an object, read front to back in as many attempts as patience and policy allow; not seekable."""
 
     def __init__(
-        self, fetcher: ObjectFetcher, part: ObjectPart, *, silence_s: float | None = None, stopped: Stopped = never
+        self,
+        fetcher: ObjectFetcher,
+        part: ObjectPart,
+        *,
+        silence_s: float | None = None,
+        stopped: Stopped = is_told_to_end,
     ) -> None:
         super().__init__()
         self.item, self.part = part.item, part

@@ -52,11 +52,6 @@ class StoppedError(Exception):
     """The thread was told to stop while it waited for a server."""
 
 
-def never() -> bool:
-    """The `Stopped` of a thread that goes on."""
-    return False
-
-
 class Headers:
     """The fields of a head by name, whatever the case of their letters. The values of a repeated field are joined."""
 

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import socket
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from dali_pipes.store.http import objects
 from dali_pipes.store.http.client import HttpAccess, HttpClient, NoAnswerError
 from dali_pipes.store.http.objects import ObjectFetcher, RetryPolicy
 from dali_pipes.store.http.wire import StoppedError
-from dali_pipes.store.patience import Patience
+from dali_pipes.store.patience import Patience, in_threads, waits_ended_by
 from tests.dali_pipes.fetch.served import BRIEF, DATA, OTHER, Place, checksum, fails, fetch_through, fetching
 from tests.servers.faulty import KINDS, faulty
 from tests.servers.scripted import Visit, scripted
@@ -211,6 +212,23 @@ def test_stopped_ends_the_wait_for_a_silent_map() -> None:
         place = Place()
         wanted = [Wanted("a/x.tar", place.extent, checksum(DATA))]
         assert not fetcher.fetch(wanted, stopped=lambda: len(server.requests) == 2)
+
+
+def test_requests_end_with_the_thread_that_waits_for_them() -> None:
+    """A closed loader ends the requests of threads that its own threads have started, though the server is silent."""
+    closed = threading.Event()
+
+    def script(visit: Visit) -> None:
+        closed.set()
+        visit.server.closing.wait(600)
+
+    with (
+        scripted(script) as server,
+        contextlib.closing(HttpClient(HttpAccess(endpoint=server.endpoint))) as client,
+        waits_ended_by(closed),
+        pytest.raises(StoppedError),
+    ):
+        in_threads(client.ask, [server.endpoint] * 2, num_threads=2)
 
 
 def test_connection_that_is_not_made_ends_when_the_thread_is_to_stop() -> None:

@@ -151,5 +151,8 @@ def test_warm_needs_one_place(small_shards: Path, tmp_path: Path, capsys: pytest
     for more in ([], ["--in-cluster", "--cache", str(tmp_path)]):
         assert main(["cache", "warm", str(small_shards), *more]) == 2
         assert "either --cache or --in-cluster" in capsys.readouterr().err
+    for more in (["--etl", "x"], ["--cache-bytes", "1GiB"]):
+        assert main(["cache", "warm", str(small_shards), "--in-cluster", *more]) == 2
+        assert "--in-cluster takes neither --etl nor --cache-bytes" in capsys.readouterr().err
     assert main(["cache", "warm", str(small_shards), "--in-cluster"]) == 2
     assert "is a directory, and only a bucket that AIStore has as a backend" in capsys.readouterr().err
