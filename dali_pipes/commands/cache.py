@@ -113,6 +113,8 @@ def warm(
         raise ValueError("name the place of the shards, either --cache or --in-cluster")
     if in_cluster and (etl or cache_bytes is not None):
         raise ValueError("--in-cluster takes neither --etl nor --cache-bytes: the cluster fetches shards as they are")
+    if in_cluster and endpoint is None and "://" in urls[0]:
+        raise ValueError("--in-cluster needs a cluster: name it by --endpoint or AIS_ENDPOINT")
     started = time.perf_counter()
     with contextlib.ExitStack() as resources:
         named = Shards(list(urls), etl=etl)

@@ -40,7 +40,8 @@ _COUNTERS = {
     "read_wait_seconds": "Seconds that batches waited for encoded bytes from the cache file.",
     "decode_wait_seconds": "Seconds that batches waited for DALI. On a GPU the rest of the wait is in the step's "
     "stream.",
-    "fetched_bytes": "Bytes of shards and their indexes that this loader brought from the store into the cache file.",
+    "fetched_bytes": "Bytes of shards and their indexes that this loader brought from the store into the cache file. "
+    "First batches that come by range are not counted.",
     "fetched_shards": "Shards that this loader brought.",
     "read_bytes": "Encoded bytes read from the cache file for batches.",
     "store_retries": "Requests to the store that failed and were sent again.",

@@ -154,5 +154,7 @@ def test_warm_needs_one_place(small_shards: Path, tmp_path: Path, capsys: pytest
     for more in (["--etl", "x"], ["--cache-bytes", "1GiB"]):
         assert main(["cache", "warm", str(small_shards), "--in-cluster", *more]) == 2
         assert "--in-cluster takes neither --etl nor --cache-bytes" in capsys.readouterr().err
+    assert main(["cache", "warm", "s3://b/s-", "--in-cluster"]) == 2
+    assert "--in-cluster needs a cluster" in capsys.readouterr().err
     assert main(["cache", "warm", str(small_shards), "--in-cluster"]) == 2
     assert "is a directory, and only a bucket that AIStore has as a backend" in capsys.readouterr().err
