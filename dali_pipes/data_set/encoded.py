@@ -70,19 +70,20 @@ class EncodedSamples:
         shards = np.searchsorted(self._stops, ordinals, side="right")
         rows = ordinals - self._stops[shards] + manifest.samples[shards]
         indexes = self._read_indexes(dict.fromkeys(shards.tolist()))
+        names = {shard: manifest.names[shard] for shard in indexes}
         samples: list[dict[str, Any]] = []
         places: list[tuple[dict[str, Any], ComponentRange]] = []
         for shard, row in zip(shards.tolist(), rows.tolist(), strict=True):
-            index, name = indexes[shard], manifest.names[shard]
+            index, name = indexes[shard], names[shard]
             set_ = f"{split_set(name)[0]}/" if self._data_set.is_mixture else ""
-            sample: dict[str, Any] = {KEY: f"{set_}{index.keys[row]}"}
+            key = index.keys[row]
+            sample: dict[str, Any] = {KEY: f"{set_}{key}"}
             samples.append(sample)
-            for component in index.offsets:
-                if (one := index.range_of(component, row, shard=name)) is None:
-                    continue
+            for component, offsets in index.offsets.items():
                 if component == LABEL_COMPONENT and index.labels is not None:
-                    sample[component] = int(index.labels[row])
-                else:
+                    if offsets[row] >= 0:
+                        sample[component] = int(index.labels[row])
+                elif (one := index.range_of(component, row, shard=name, key=key)) is not None:
                     sample[component] = b""  # in the components' order
                     places.append((sample, one))
         found = self._data_set.read_ranges([one for _, one in places])

@@ -121,15 +121,15 @@ class ShardIndex:
         columns = {name: column[rows] for name, column in self._columns().items()}
         return replace(self, keys=[self.keys[row] for row in rows.tolist()], **_attributes(columns))
 
-    def range_of(self, component: str, row: int, *, shard: str) -> ComponentRange | None:
+    def range_of(self, component: str, row: int, *, shard: str, key: str = "") -> ComponentRange | None:
         """The place of a component, or of the first alternative that the sample has; ``None`` if it has none.
 
-        ``shard`` names the shard for `dali_pipes.store.base.Store.read_ranges`.
+        ``shard`` names the shard for `dali_pipes.store.base.Store.read_ranges`; ``key`` saves a look for the key.
         """
         for name in component.split(";"):
             if name in self.offsets and (start := int(self.offsets[name][row])) >= 0:
                 size, checksum = int(self.sizes[name][row]), int(self.checksums[name][row])
-                return ComponentRange(shard, start, size, checksum, self.keys[row], name)
+                return ComponentRange(shard, start, size, checksum, key or self.keys[row], name)
         return None
 
     def changed(self, checksum: Callable[[int, int], int | None]) -> Iterator[str]:

@@ -6,6 +6,7 @@ A copy is by reference if the file system can do that. The bytes are checked on 
 import builtins
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -190,17 +191,17 @@ class LocalStore(Store):
     def _read_places(self, ranges: "Sequence[ComponentRange]") -> builtins.list[bytes]:
         """Read the places in the order of the files, each file opened once."""
         found = [b""] * len(ranges)
-        with contextlib.ExitStack() as opened:
-            file, shard = -1, None
-            for at in sorted(range(len(ranges)), key=lambda at: ranges[at][:2]):
-                one = ranges[at]
-                if one.shard != shard:
-                    opened.close()
-                    shard, file = one.shard, opened.enter_context(self.open(one.shard)).fileno()
+        in_order = sorted(range(len(ranges)), key=lambda at: ranges[at][:2])
+        for shard, places in itertools.groupby(in_order, key=lambda at: ranges[at].shard):
+            try:
+                file = os.open(f"{self.directory}/{path_in_folder(shard)}", os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    found[at] = os.pread(file, one.size, one.start)
-                except OSError as exc:
-                    raise self._error("read", one.shard, exc) from exc
+                    for at in places:
+                        found[at] = os.pread(file, ranges[at].size, ranges[at].start)
+                finally:
+                    os.close(file)
+            except OSError as exc:
+                raise self._error("read", shard, exc) from exc
         return found
 
     @contextlib.contextmanager
