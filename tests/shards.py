@@ -174,7 +174,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 
 def copy_files(directory: Path, store: Store) -> None:
-    """Copy shards without a folder, and what describes them, into a store."""
+    """Copy the shards of a directory, and the files that describe them, into a store."""
     for name, data in files_of(directory).items():
         store.write(name, data)
 

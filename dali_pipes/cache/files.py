@@ -229,7 +229,7 @@ class CacheFiles:
         return has_swept
 
     def make(self, key: str, starts: Int64s, sizes: Int64s, source: str) -> OpenCacheFile:
-        """Make a cache file with extents at ``starts``, in place of another one of this key; see `StateTable`."""
+        """Make a cache file. It replaces another one of this key. For ``starts`` and ``sizes`` see `StateTable`."""
         table_name, file_name, partial = f"{key}.table", f"{key}.image", f".{key}.partial"
         self.remove(key)
         self.own.remove(partial)

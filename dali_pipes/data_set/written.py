@@ -101,7 +101,7 @@ class ExpectedShards:
     locations: Sequence[str]
     """URLs or paths of all of them."""
     source: str
-    """Who names them, for errors: ``'ais://b/.dali-pipes/x-written.json' lists 64 shards``; empty: only the listing."""
+    """What names them, for errors: ``'ais://b/.dali-pipes/x-written.json' lists 64 shards``. Empty for a listing."""
     recorded: tuple[int, int] | None = None
     """Number and bytes of the shards, if one record names exactly these."""
 

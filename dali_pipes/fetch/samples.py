@@ -36,7 +36,7 @@ class Filled(NamedTuple):
 
 
 class SomeSamples:
-    """The samples of each shard that a loader reads, in all epochs.
+    """The samples that a loader reads of each shard. They are the same in every epoch.
 
     Args:
         manifest: The loader's shards.

@@ -404,8 +404,9 @@ class Stager:
         """
         with self._lock:
             while not self._stopped.is_set():
-                if self._asking or not (wanted := self._missing()):
-                    self._changed.wait(self._pause_s())
+                pause_s = self._pause_s()  # once: it may end between two looks, and nobody would end the wait
+                if self._asking or not (wanted := self._missing(only_needed=pause_s is not None)):
+                    self._changed.wait(pause_s)
                     continue
                 self._asking = True
                 try:
@@ -438,8 +439,8 @@ class Stager:
         left = 0.0 if self._paused_until is None else self._paused_until - time.monotonic()
         return left if left > 0 else None
 
-    def _missing(self) -> list[int]:
-        if self._pause_s() is not None and not self._demand.needed_missing:
+    def _missing(self, *, only_needed: bool) -> list[int]:
+        if only_needed and not self._demand.needed_missing:
             return []
         return self._demand.next_missing(
             filling=self._filling,

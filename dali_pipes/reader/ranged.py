@@ -86,11 +86,11 @@ class RangedReader:
         self._read_ranges, self._buffers = read_ranges, buffers
 
     def open(self, ordinals: Int64s, *, batch_size: int, when_over: Callable[[], None]) -> RangedSegment:
-        """Begin to read these samples; ``batch_size`` divides their number."""
+        """Start to read these samples. Their number is a multiple of ``batch_size``."""
         return RangedSegment(partial(self._read, ordinals, batch_size), when_over)
 
     def load(self, ordinals: Int64s) -> Rows:
-        """Look up these samples in indexes that come from the store."""
+        """Read the indexes of these samples' shards from the store, and look the samples up there."""
         self._samples.load(np.unique(self._samples.shard_of(ordinals)).tolist(), self._read_index)
         return self._samples.rows(ordinals)
 

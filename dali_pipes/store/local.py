@@ -149,7 +149,7 @@ class LocalStore(Store):
         return [entry for entry in entries if entry is not None]
 
     def list_names(self, prefix: str) -> builtins.list[str]:
-        """The names of files and folders that start with ``prefix``, sorted: of one folder only, unlike a bucket's."""
+        """The sorted names of files and folders that start with ``prefix``. They lie in one folder."""
         path = path_in_folder(prefix)
         folder = self.directory / path.rpartition("/")[0]
         if not folder.is_dir():

@@ -153,7 +153,7 @@ def check_object_name(name: str) -> None:
 
 
 def bucket_in(namespace: str, name: str) -> str:
-    """Return the name of a bucket as URLs have it; ``namespace`` is ``@#NAME``, or empty."""
+    """Return a bucket's name as it stands in URLs. ``namespace`` is ``@#NAME``, or empty."""
     namespace = namespace.removeprefix("@").removeprefix("#")
     for part in filter(None, (name, namespace)):
         check_bucket_name(part)

@@ -26,7 +26,7 @@ from dali_pipes.store.patience import Patience, Waiting, pause
 
 MAX_REFUSAL_BYTES = 1 << 20
 """The body of an answer other than 2xx."""
-# Requests that may be sent again although a server may have obeyed them already.
+# Methods of requests that may be sent twice: the second one changes nothing, also if a server has obeyed the first one.
 _REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
 
 
@@ -56,7 +56,6 @@ class TargetJob(NamedTuple):
     is_aborted: bool
     error: str
     """Why it was aborted, or what went wrong; empty for nothing."""
-    is_idle: bool
     num_objects: int
     num_bytes: int
 
@@ -194,7 +193,6 @@ def _job(snap: dict[str, Any]) -> TargetJob:
         is_running=not ended or ended.startswith("0001-"),  # Go's zero time
         is_aborted=bool(snap.get("aborted") or snap.get("abort-err")),
         error=str(snap.get("abort-err") or snap.get("err") or ""),
-        is_idle=bool(snap.get("is_idle")),
         num_objects=int(stats.get("loc-objs", 0)),
         num_bytes=int(stats.get("loc-bytes", 0)),
     )

@@ -1,4 +1,4 @@
-"""Have a cluster fetch objects from its bucket's backend, a cloud or another cluster, onto its own disks."""
+"""Make a cluster fetch objects from its bucket's backend, a cloud or another cluster, to its own disks."""
 
 import logging
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from dali_pipes.store.patience import pause
 _log = logging.getLogger(__name__)
 
 _KIND = "prefetch-listrange"
-# Seconds between two questions about the job: at first, and at most; the pause doubles.
+# Seconds between two questions about the job: the first pause, and the longest. Each is twice as long as the last.
 _POLL_S = (0.1, 2.0)
 
 

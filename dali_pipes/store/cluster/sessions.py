@@ -1,4 +1,4 @@
-"""The SDK's sessions: our client sends their requests; and the SDK's errors, as those of our own requests.
+"""The sessions of AIStore's SDK, whose requests our client sends. The SDK's errors become those of our requests.
 
 Nobody imports this at the top of a module, because importing the SDK takes half a second.
 """
