@@ -21,7 +21,7 @@ MOST = {
     "dali_pipes/metrics": (760, 3),
     "dali_pipes/order": (1_960, 7),
     "dali_pipes/processes": (440, 2),
-    "dali_pipes/reader": (1_570, 7),
+    "dali_pipes/reader": (1_590, 7),
     "dali_pipes/store": (2_210, 9),
     "dali_pipes/store/cloud": (1_070, 4),
     "dali_pipes/store/cluster": (2_260, 11),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 56_160, 243
+SUM_LINES, SUM_MODULES = 56_180, 243
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 41_010, 500
+TESTS_LINES, FILE_LINES = 41_040, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

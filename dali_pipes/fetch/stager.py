@@ -190,6 +190,11 @@ class Stager:
                 self._paused_until = None
                 self._changed.notify_all()
 
+    @property
+    def is_fetching_ahead(self) -> bool:
+        """Whether there is no pause."""
+        return self._pause_s() is None
+
     def unstage(self, shards: Sequence[int]) -> None:
         """End `stage`; shards that are not needed are released."""
         with self._lock:
@@ -436,7 +441,8 @@ class Stager:
 
     def _pause_s(self) -> float | None:
         """How long nothing is fetched ahead; ``None`` if there is no pause, or no longer."""
-        left = 0.0 if self._paused_until is None else self._paused_until - time.monotonic()
+        until = self._paused_until  # once: another thread may end the pause
+        left = 0.0 if until is None else until - time.monotonic()
         return left if left > 0 else None
 
     def _missing(self, *, only_needed: bool) -> list[int]:

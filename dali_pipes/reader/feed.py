@@ -2,7 +2,8 @@
 
 There are two readers. `dali_pipes.reader.aio_reader` reads a batch with one system call into memory that is used again.
 `dali_pipes.reader.webdataset` runs DALI's `fn.readers.webdataset`. `dali_pipes.reader.aio_reader.open_reader` chooses.
-The first segments may come from the store by range instead (`dali_pipes.reader.ranged`).
+The first segment may come from the store by range instead (`dali_pipes.reader.ranged`), and so may the segments after
+it while their shards come slowly.
 
 Windows are staged as far ahead as the cache may hold them, and given up when their last segment is closed. The step in
 which a window ends is a segment of its own: only this step names shards of two windows.
@@ -14,6 +15,7 @@ before this epoch's last batches are delivered.
 
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -33,6 +35,7 @@ from dali_pipes.reader.batch import Batch, Rows
 from dali_pipes.reader.buffers import HUGE_PAGE
 from dali_pipes.reader.ranged import MAX_RANGED_BYTES, RANGED_SHARE, RangedReader, RangedSegment
 from dali_pipes.reader.samples import Samples
+from dali_pipes.store.patience import pause
 
 
 class Lines(NamedTuple):
@@ -78,8 +81,12 @@ READ_AHEAD_BATCHES = 8
 READ_AHEAD_SAMPLES = 512
 # While the first window is staged, a progress bar appears after this time.
 SHOW_AFTER_S = 0.5
-# Shards ahead are fetched after this time, although the first batch's ranges have not come.
+# Shards ahead are fetched after this time, although the first batch is not taken. Before, they would only take the
+# processor from its decoder.
 ALONE_S = 1.0
+# A later segment is read by range if, so long after its turn has come, two thirds of its missing bytes are still
+# missing: the shards will take a second more. Else its requests would only cost the shards their processor time.
+GRACE_S = 0.5
 POLL_S = 0.005
 
 
@@ -130,12 +137,13 @@ class Feed:
         self._is_first = True  # whether no batch has been read yet
         self._ranged: RangedSegment | None = None  # reads the next segment by range
         self._has_chosen = False  # whether to read the next segment by range or not
+        self._turn: tuple[float, int] | None = None  # when the next segment's turn came, and its missing bytes then
         self._num_ranged_bytes = 0
         steps = plan.steps(batching, start=start)
         first_steps = list(itertools.islice(steps, 1))
         first_shards = self._shards(first_steps) if first_steps else []
         self.is_by_range = bool(first_steps) and self._is_small(first_steps, first_shards)
-        """Whether the first batch is read by range: nothing else is fetched before it came."""
+        """Whether the first batch is read by range: nothing else is fetched until the second one is asked for."""
         if self.is_by_range:
             stager.pause(ALONE_S)
         # The first batch's shards are fetched before the rest of the window; otherwise all fetchers could be busy with
@@ -212,9 +220,11 @@ class Feed:
         if self._open is None:
             if self._ahead is None and self._run is not None:
                 shards = self._shards(self._run)
+                if not self._is_first:
+                    self._stager.resume()
                 self._begin_ranged(self._run, shards)
                 with self._counts.shard_wait:
-                    ranged = self._wait_ranged(shards)
+                    ranged = self._wait_ranged(self._run, shards)
                     if ranged is None:
                         self._wait(shards)
                 self._ahead = self._open_segment(self._run, shards, ranged)
@@ -280,23 +290,41 @@ class Feed:
         return is_allowed and num_bytes * RANGED_SHARE < int(self._share.extent_bytes[missing].sum())
 
     def _begin_ranged(self, run: list[Step], shards: list[int]) -> None:
-        if self._has_chosen:
+        """Choose whether to read the next segment by range, and begin; a later segment's choice may take several calls.
+
+        Its shards may come soon: see `GRACE_S`.
+        """
+        if self._has_chosen or not (self._is_first or self._stager.is_fetching_ahead):
+            return
+        num_bytes = self._stager.num_missing(shards)[1]
+        if self._turn is None:
+            self._turn = time.monotonic(), num_bytes
+        is_small = self._is_small(run, shards)
+        if is_small and not self._is_first and time.monotonic() - self._turn[0] < GRACE_S:
             return
         self._has_chosen = True
-        if self._by_range is None or not self._is_small(run, shards):
+        comes_soon = not self._is_first and 3 * num_bytes < 2 * self._turn[1]
+        if self._by_range is None or not is_small or comes_soon:
             self._stager.resume()
             return
         ordinals = np.concatenate([step.ordinals for step in run])
         batch_size = len(run[0].ordinals)
-        self._ranged = self._by_range.open(ordinals, batch_size=batch_size, when_over=self._stager.resume)
+        self._ranged = self._by_range.open(ordinals, batch_size=batch_size)
 
-    def _wait_ranged(self, shards: list[int]) -> RangedSegment | None:
+    def _wait_ranged(self, run: list[Step], shards: list[int]) -> RangedSegment | None:
         """Wait for the segment that is read by range; ``None``: there is none, it failed, or the shards came first."""
         watch = self._long_waits.watch(shards)
-        while (ranged := self._ranged) is not None and self._stager.num_missing(shards)[0]:
-            if ranged.over.wait(POLL_S):
+        while self._stager.num_missing(shards)[0]:
+            if (ranged := self._ranged) is None:
+                if self._has_chosen:
+                    break
+                pause(POLL_S)
+                self._begin_ranged(run, shards)
+            elif ranged.over.wait(POLL_S):
+                if ranged.rows is None:
+                    break
                 self._ranged = None
-                return ranged if ranged.rows is not None else None
+                return ranged
             watch(0)
         self._end_ranged()
         return None
@@ -315,7 +343,7 @@ class Feed:
             assert ranged.rows is not None, "all was read"
             sizes = [ranged.rows.places(component).size for component in self._components]
             self._num_ranged_bytes += sum(int(column.sum()) for column in sizes)
-            self._has_chosen, self._run = False, next(self._runs, None)
+            self._advance()
             return _Opened(ranged, run, ranged.rows, Lines(ordinals, [], sizes), [])
         try:
             rows = self._samples.rows(ordinals)
@@ -331,8 +359,11 @@ class Feed:
             self._stager.done(shards)
             raise
         self._end_ranged()
-        self._has_chosen, self._run = False, next(self._runs, None)
+        self._advance()
         return _Opened(segment=segment, steps=run, rows=rows, lines=lines, shards=shards)
+
+    def _advance(self) -> None:
+        self._has_chosen, self._turn, self._run = False, None, next(self._runs, None)
 
     def _close_segment(self, opened: _Opened) -> None:
         opened.segment.close()  # first: its reader may still read

@@ -32,11 +32,11 @@ _log = logging.getLogger(__name__)
 class RangedSegment:
     """A segment that a thread of its own reads at once; see `dali_pipes.reader.feed.Segment`.
 
-    The thread is a daemon: a program that ends does not wait for it. ``when_over`` is called there.
+    The thread is a daemon: a program that ends does not wait for it.
     """
 
-    def __init__(self, read: Callable[[], tuple[Rows, _Batches]], when_over: Callable[[], None]) -> None:
-        self._read, self._when_over = read, when_over
+    def __init__(self, read: Callable[[], tuple[Rows, _Batches]]) -> None:
+        self._read = read
         self._closed = threading.Event()
         self._batches: _Batches = []
         self.over = threading.Event()
@@ -64,7 +64,6 @@ class RangedSegment:
             _log.debug("a segment could not be read by range", exc_info=True)
         finally:
             self.over.set()
-            self._when_over()
 
 
 class RangedReader:
@@ -85,9 +84,9 @@ class RangedReader:
         self._samples, self._components, self._read_index = samples, components, read_index
         self._read_ranges, self._buffers = read_ranges, buffers
 
-    def open(self, ordinals: Int64s, *, batch_size: int, when_over: Callable[[], None]) -> RangedSegment:
+    def open(self, ordinals: Int64s, *, batch_size: int) -> RangedSegment:
         """Start to read these samples. Their number is a multiple of ``batch_size``."""
-        return RangedSegment(partial(self._read, ordinals, batch_size), when_over)
+        return RangedSegment(partial(self._read, ordinals, batch_size))
 
     def load(self, ordinals: Int64s) -> Rows:
         """Read the indexes of these samples' shards from the store, and look the samples up there."""

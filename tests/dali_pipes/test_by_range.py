@@ -14,6 +14,7 @@ import pytest
 import dali_pipes as dp
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import DataError, StoreError
+from dali_pipes.reader import feed
 from dali_pipes.store.patience import pause
 from tests.dali_pipes.raw import check_rows, raw, read_epoch
 from tests.loaders import open_loader
@@ -75,7 +76,11 @@ def test_first_batch_comes_before_any_shard(
 ) -> None:
     """No shard comes until the first batch is taken; then the others come, each once, and the epoch is whole."""
     gate = Gate(monkeypatch)
-    with open_loader(shards, raw, cache=cache) as loader:
+    monkeypatch.setattr(feed, "GRACE_S", 1e9)
+    with (
+        ranges_read_by(lambda read, *arguments: read(*arguments)) as calls,
+        open_loader(shards, raw, cache=cache) as loader,
+    ):
         iterator = iter(loader)
         (batch,) = next(iterator)
         count = Counter(check_rows(batch, samples))
@@ -85,9 +90,27 @@ def test_first_batch_comes_before_any_shard(
             count.update(check_rows(batch, samples)[: loader.num_valid])
         assert count == Counter(range(NUM_SAMPLES))
         assert loader.stats()["fetched_shards"] == 10
-        with ranges_read_by(lambda read, *arguments: read(*arguments)) as calls:
-            assert read_epoch([loader], samples) == Counter(range(NUM_SAMPLES))
-        assert calls == []
+        assert read_epoch([loader], samples) == Counter(range(NUM_SAMPLES))
+        assert calls == [4], "the other segments wait for the shards, which come"
+
+
+def test_further_batches_come_before_slow_shards(
+    shards: Path, samples: list[Sample], cache: dp.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No shard comes for a while: the segments after the first come by range, too, while they are small."""
+    gate = Gate(monkeypatch)
+    with (
+        ranges_read_by(lambda read, *arguments: read(*arguments)) as calls,
+        open_loader(shards, raw, cache=cache) as loader,
+    ):
+        iterator = iter(loader)
+        count = Counter(ordinal for _ in range(5) for ordinal in check_rows(next(iterator)[0], samples))
+        assert loader.stats()["fetched_shards"] == 0
+        assert calls == [4, 16], "64 of 600 samples are not less than an eighth of the shards' bytes, indexes included"
+        gate.open.set()
+        for (batch,) in iterator:
+            count.update(check_rows(batch, samples)[: loader.num_valid])
+    assert count == Counter(range(NUM_SAMPLES))
 
 
 def test_batches_are_those_from_the_cache(shards: Path, cache: dp.Cache, tmp_path: Path) -> None:
