@@ -127,7 +127,8 @@ class Delivery:
             raise _closed()
         profiling.follow_environment()
         arguments, is_late = self.arguments, self.arguments.rank == "late"
-        process = find_rank(rank=None if arguments.rank == "late" else arguments.rank, world_size=arguments.world_size)
+        rank = None if arguments.rank == "late" else arguments.rank
+        process = find_rank(rank=rank, world_size=arguments.world_size, mesh=arguments.mesh)
         with contextlib.ExitStack() as resources:
             parts = open_parts(arguments, process, self.counts, resources)
             # A signal's handler may have closed or used a late loader meanwhile: then these parts are freed at once.

@@ -26,6 +26,8 @@ from dali_pipes.store.urls import ShardUrls
 
 if TYPE_CHECKING:
     from jax.sharding import Sharding
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
     from dali_pipes.integrations.jax import JaxBatches
 
@@ -312,6 +314,7 @@ def loader(
     state: Mapping[str, Any] | None = None,
     rank: int | Literal["late"] | None = None,
     world_size: int | None = None,
+    mesh: "DeviceMesh | ProcessGroup | None" = None,
     last_batch_policy: LastBatchPolicyName | Literal["fill", "drop", "partial"] | LastBatchPolicy = "PARTIAL",
     device: str | torch.device = "auto",
     endpoint: str | None = None,
@@ -340,12 +343,16 @@ def loader(
             sample, with the batches that `Loader.load_state_dict` would give. The shards of this sample's
             batch are fetched first; the start of epoch 0 is not staged. Batch size and world size may differ. ``None``:
             from the start, so that one line serves both cases: ``state=checkpoint["loader"] if checkpoint else None``.
-        rank: Number of this process among those that share the order. If rank and ``world_size`` are ``None``, they
-            come from `torch.distributed`, else from `jax.distributed`, else from the variables of torchrun, Slurm or
-            MPI; else this is the only process. The first batch is refused if another rank is found by then.
+        rank: Number of this process among those that share the order. If rank, ``world_size`` and ``mesh`` are
+            ``None``, they come from Accelerate's mesh, else from `torch.distributed`, else from `jax.distributed`, else
+            from the variables of torchrun, Slurm or MPI; else this is the only process. The first batch is refused if
+            another rank is found by then.
             ``"late"``: the loader is opened, and its rank found, when its length, its first batch or anything else of
             it is asked for. This is for frameworks that start the process group after the program has made its loaders.
         world_size: Number of processes that share the order. Leave it out if you leave out the rank.
+        mesh: The mesh or process group of data parallelism, in place of ``rank`` and ``world_size``: a `DeviceMesh` of
+            one dimension, such as ``mesh["dp"]``, or a group. Processes that differ in the other dimensions of the mesh
+            alone, by tensor, pipeline or context parallelism, get the same batches.
         last_batch_policy: ``"PARTIAL"`` gives the last batch short, ``"FILL"`` fills it with the epoch's first samples,
             which are not ``valid``, ``"DROP"`` leaves it out. Lower case and DALI's `LastBatchPolicy` serve as well.
         device: ``"cpu"``; ``"cuda:1"``: that CUDA device; ``"gpu"`` or ``"cuda"``: the current CUDA device or, if the
@@ -365,8 +372,8 @@ def loader(
         CacheError: If two windows do not fit the cache. The error says how many bytes they need.
         WorkerProcessError: If this is a DataLoader's worker process.
         ValueError: If ``DROP`` leaves an epoch without a batch. While iterating: if the rank is not the one that the
-            process group or the launcher gives by then, two processes have the same rank, or the ranks read different
-            orders.
+            process group or the launcher gives by then, more processes than can have the same rank, or the ranks read
+            different orders.
 
     The first batch's shards are staged while the graph is checked: a loader that is refused for its graph may have
     staged them in vain.

@@ -39,6 +39,9 @@ if not TYPE_CHECKING:
 class DataModule(LightningDataModule):
     """Train, validation, test and predict loaders of one trainer, which gives each its rank.
 
+    Under `ModelParallelStrategy` that is the rank along the mesh's data-parallel dimension: the processes of one
+    tensor-parallel group get the same batches.
+
     Batches are plain dicts, ``{"image": ..., "label": ...}``. ``trainer.fit(model, datamodule, ckpt_path=...)``
     continues at the exact next batch, also if the checkpoint was taken in mid-epoch, and with another batch size or
     number of processes. The train loader's epoch is the trainer's, and starts anew after ``limit_train_batches``. The
@@ -54,8 +57,7 @@ class DataModule(LightningDataModule):
 
     Raises:
         TypeError: If `dali_pipes.loader` has no such argument, or a required one is missing.
-        ValueError: If an argument must come from the trainer, or no loader is described. When a loader is opened: if
-            the trainer's strategy has fewer data-parallel ranks than processes, as under tensor parallelism.
+        ValueError: If an argument must come from the trainer, or no loader is described.
 
     >>> data = DataModule(  # doctest: +SKIP
     ...     train={"shards": "ais://imagenet/train-", "graph": dp.classification_train()},
@@ -85,7 +87,7 @@ class DataModule(LightningDataModule):
             if arguments is not None:
                 defaults = {} if stage == "train" else {"shuffle": False}
                 self._arguments[stage] = defaults | options | dict(arguments)
-                if given := self._arguments[stage].keys() & {"rank", "world_size", "state"}:
+                if given := self._arguments[stage].keys() & {"rank", "world_size", "mesh", "state"}:
                     raise ValueError(f"{stage}: the trainer gives '{min(given)}'; leave it out")
                 try:
                     inspect.signature(loader).bind(**self._arguments[stage])
@@ -131,7 +133,6 @@ class DataModule(LightningDataModule):
 
     def _open(self, stage: str) -> "_Batches":
         """Open the stage's loader; with ``reload_dataloaders_every_n_epochs`` the trainer asks for it again."""
-        from dali_pipes.integrations.data_loader import OWN_LOADER
         from dali_pipes.iterator import loader
 
         if stage not in self._batches:
@@ -141,20 +142,14 @@ class DataModule(LightningDataModule):
                     f"the {stage} loader needs a trainer, which knows its rank; pass the data module to a trainer as "
                     "datamodule="
                 )
-            # What Lightning would tell a sampler of torch's.
+            # What Lightning tells a sampler of torch's: under tensor parallelism several processes are of one rank.
             sampled = getattr(trainer.strategy, "distributed_sampler_kwargs", {})
-            if (num_ranks := sampled.get("num_replicas", trainer.world_size)) != trainer.world_size:
-                raise ValueError(
-                    f"{type(trainer.strategy).__name__} has {num_ranks} data-parallel ranks in {trainer.world_size} "
-                    "processes: those of one rank must get the same batches, and a DataModule gives each process "
-                    f"others; {OWN_LOADER}"
-                )
             root = trainer.strategy.root_device
             found: dict[str, Any] = {
                 # With devices=[2, 3] the CUDA device is not the process's number.
                 "device": ("cuda" if root.index is None else f"cuda:{root.index}") if root.type == "cuda" else "cpu",
-                "rank": trainer.global_rank,
-                "world_size": trainer.world_size,
+                "rank": sampled.get("rank", trainer.global_rank),
+                "world_size": sampled.get("num_replicas", trainer.world_size),
             }
             if stage == "train":
                 found["state"] = self._train_state

@@ -85,6 +85,7 @@ class LoaderArguments:
     state: LoaderState | None
     rank: int | Literal["late"] | None
     world_size: int | None
+    mesh: object
     last_batch_policy: LastBatchPolicyName
     device: str
     endpoint: str | None
@@ -118,6 +119,8 @@ class LoaderArguments:
             raise ValueError(
                 f"rank='late' finds the world size, too; leave world_size out, got world_size={self.world_size!r}"
             )
+        if self.mesh is not None and (self.rank, self.world_size) != (None, None):
+            raise ValueError("mesh gives rank and world size; leave rank and world_size out")
 
     @functools.cached_property
     def order(self) -> OrderInputs:

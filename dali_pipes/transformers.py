@@ -4,9 +4,10 @@
 subclass also refuses settings with which samples would be lost, repeated or counted twice.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
-from dali_pipes.integrations.data_loader import OWN_LOADER, LoaderBatches, LoaderDataset
+from dali_pipes.integrations.data_loader import LoaderBatches, LoaderDataset
 from dali_pipes.iterator import Loader
 from dali_pipes.order.state import LoaderState, StateError
 
@@ -32,8 +33,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     Raises:
         TypeError: If ``train_dataset`` or ``eval_dataset`` is a loader or its ``as_dataset()``.
         ValueError: When training or evaluation begins: if the loader's batch size, number of processes or last-batch
-            policy is not that of ``TrainingArguments``; if the last batches of an evaluation differ in size between
-            ranks; or if processes share batches: tensor, context or sequence parallelism.
+            policy is not that of ``TrainingArguments``; or if the last batches of an evaluation differ in size between
+            ranks.
         StateError: If a checkpoint is resumed with other shards, another seed, or another number of samples in a step.
 
     >>> names = {"pixel_values": "image", "labels": "label"}  # doctest: +SKIP
@@ -91,16 +92,13 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 "both"
             )
         process = batches.delivery.parts.batching.process
-        sizes = {name: getattr(self, f"get_{name}_size", lambda: 1)() for name in ("tp", "cp", "sp")}
-        if shared := [f"{name}_size={size}" for name, size in sizes.items() if size > 1]:
+        # Processes that share batches, by tensor, context or sequence parallelism, are of one rank.
+        num_shared = math.prod(getattr(self, f"get_{name}_size", lambda: 1)() for name in ("tp", "cp", "sp"))
+        if process.world_size * num_shared != self.args.world_size:
             raise ValueError(
-                f"Trainer has {', '.join(shared)}: several processes must get the same batches, and the loader gives "
-                f"each of the {process.world_size} processes others; {OWN_LOADER}"
-            )
-        if process.world_size != self.args.world_size:
-            raise ValueError(
-                f"the loader is of rank {process.rank} of {process.world_size}, and Trainer knows of "
-                f"{self.args.world_size} processes; make TrainingArguments before the loader, on CPUs with use_cpu=True"
+                f"the loader is of rank {process.rank} of {process.world_size}, and Trainer has {self.args.world_size} "
+                f"processes, {num_shared} for each rank; make TrainingArguments before the loader, on CPUs with "
+                "use_cpu=True; with a ParallelismConfig open the loader with rank='late', or with mesh="
             )
 
 

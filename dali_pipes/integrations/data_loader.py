@@ -45,12 +45,6 @@ from dali_pipes.processes.ranks import GIVEN
 
 _log = logging.getLogger(__name__)
 
-OWN_LOADER = (
-    "use data parallelism alone, or open dali_pipes.loader(rank=..., world_size=...) with the data-parallel ranks in a "
-    "loop of your own"
-)
-"""What to do where several processes share the batches of one data-parallel rank."""
-
 EachIter: TypeAlias = Literal["next", "rest", "same"]
 OutputNames: TypeAlias = Sequence[str] | Mapping[str, str] | None
 

@@ -1,7 +1,9 @@
 """Find this process's rank, check it again, and compare the ranks' orders.
 
-A rank is given by the caller, else by torch's or JAX's process group, else by the launcher: ``torchrun``, Slurm's
-``srun`` and the MPI launchers set environment variables.
+A rank is given by the caller, else by Accelerate's mesh, torch's or JAX's process group, else by the launcher:
+``torchrun``, Slurm's ``srun`` and the MPI launchers set environment variables.
+
+Under tensor, pipeline or context parallelism several processes train on the same samples: they are of one rank.
 
 Orders are compared through the store of torch's process group, a table of small values that its processes share.
 Nothing here is a collective operation, and nothing waits for another rank: if two ranks disagree, the one that comes
@@ -45,8 +47,13 @@ _LAUNCHERS = (
 )
 
 # What can tell the rank, from the worst to the best.
-_SOURCES = ("default", "the launcher's variables", "jax.distributed", "torch.distributed", "arguments")
-NOTHING, _LAUNCHER, _JAX, _TORCH, GIVEN = _SOURCES
+_SOURCES = (
+    "default", "the launcher's variables", "jax.distributed", "torch.distributed", "Accelerate's mesh", "arguments"
+)  # fmt: skip
+NOTHING, _LAUNCHER, _JAX, _TORCH, _ACCELERATE, GIVEN = _SOURCES
+
+# The dimensions of Accelerate's mesh along which processes train on other samples.
+_DATA_DIMENSIONS = ("dp_replicate", "dp_shard")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,25 +78,29 @@ class Rank:
             raise ValueError(f"local_rank must not be negative, got {self.local_rank}")
 
 
-def find_rank(*, rank: int | None, world_size: int | None, environment: Mapping[str, str] | None = None) -> Rank:
+def find_rank(
+    *, rank: int | None, world_size: int | None, mesh: object = None, environment: Mapping[str, str] | None = None
+) -> Rank:
     """Find the rank of this process.
 
-    ==========================================  ==============================================
-    given                                       taken
-    ==========================================  ==============================================
-    ``rank`` and ``world_size``                 these two
-    neither, `torch.distributed` initialised    its default group
-    neither, `jax.distributed` initialised      its processes; JAX's backend is then made
-    neither, a launcher's variables             torchrun's, Slurm's, Open MPI's or MPICH's
-    none of these                               one process
-    ==========================================  ==============================================
+    ===========================================  =============================================
+    given                                        taken
+    ===========================================  =============================================
+    ``rank`` and ``world_size``                  these two
+    ``mesh``                                     the process's place in it
+    nothing, Accelerate has a mesh               its dimensions of data parallelism
+    nothing, `torch.distributed` initialised     its default group
+    nothing, `jax.distributed` initialised       its processes; JAX's backend is then made
+    nothing, a launcher's variables              torchrun's, Slurm's, Open MPI's or MPICH's
+    none of these                                one process
+    ===========================================  =============================================
 
     ``local_rank`` is the launcher's; without a launcher it is 0.
 
     Raises:
-        TypeError: If ``rank`` or ``world_size`` is not an integer.
-        ValueError: If only one of ``rank`` and ``world_size`` is given, or the rank is not below the world size; or if
-            a launcher's variable is not a number.
+        TypeError: If ``rank`` or ``world_size`` is not an integer, or ``mesh`` is neither mesh nor group.
+        ValueError: If only one of ``rank`` and ``world_size`` is given, or the rank is not below the world size; if
+            ``mesh`` has several dimensions, or not this process; or if a launcher's variable is not a number.
     """
     launched = rank_from_environment(os.environ if environment is None else environment)
     if (rank is None) != (world_size is None):
@@ -97,6 +108,10 @@ def find_rank(*, rank: int | None, world_size: int | None, environment: Mapping[
         raise ValueError(f"{given} was given without {missing}; give both, or neither to find them automatically")
     if rank is not None and world_size is not None:
         found, source = (as_integer("rank", rank), as_integer("world_size", world_size)), GIVEN
+    elif mesh is not None:
+        found, source = _rank_in(mesh), GIVEN
+    elif (group := _accelerate_rank()) is not None:
+        found, source = group, _ACCELERATE
     elif (group := distributed_rank()) is not None:
         found, source = group, _TORCH
     elif (group := _jax_rank()) is not None:
@@ -163,6 +178,41 @@ def distributed_rank() -> tuple[int, int] | None:
     return distributed.get_rank(), distributed.get_world_size()
 
 
+def _rank_in(mesh: object) -> tuple[int, int]:
+    """Rank and size of a process group, or of a mesh of one dimension."""
+    import torch.distributed as distributed
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if distributed.is_available() and isinstance(mesh, distributed.ProcessGroup):
+        rank, size = distributed.get_rank(mesh), mesh.size()
+    elif distributed.is_available() and isinstance(mesh, DeviceMesh):
+        if mesh.ndim != 1:
+            raise ValueError(
+                f"mesh must have one dimension, that along which processes train on other samples, got {mesh}; pass "
+                "mesh['dp'] or what it is called; of several such dimensions make one: mesh['dp', 'fsdp']._flatten()"
+            )
+        rank, size = (mesh.get_coordinate() or [-1])[0], mesh.size()
+    else:
+        raise TypeError(f"mesh must be torch's DeviceMesh or a process group, got {mesh!r}")
+    if rank < 0:
+        raise ValueError(f"this process is not in {mesh}; give each process a mesh or group in which it is")
+    return rank, size
+
+
+def _accelerate_rank() -> tuple[int, int] | None:
+    """The place of the process along the dimensions of data in Accelerate's mesh, if the program has made one."""
+    state = sys.modules.get("accelerate.state")
+    # Accelerate's own name for what all its states share; a state that is made here would begin one.
+    mesh = None if state is None else state.AcceleratorState._shared_state.get("device_mesh")
+    if mesh is None:
+        return None
+    rank, num_ranks = 0, 1
+    for name, place, size in zip(mesh.mesh_dim_names, mesh.get_coordinate(), mesh.mesh.shape, strict=True):
+        if name in _DATA_DIMENSIONS:
+            rank, num_ranks = rank * size + place, num_ranks * size
+    return rank, num_ranks
+
+
 def _jax_rank() -> tuple[int, int] | None:
     """Return rank and number of JAX's processes; ``None`` if the program does not use several."""
     jax = sys.modules.get("jax")
@@ -221,9 +271,10 @@ def make_name(kind: str) -> str:
 
 
 class Agreement:
-    """Compares one loader with what this process is by now, and with the same loader of the other ranks.
+    """Compares one loader with what this process is by now, and with the same loader of the other processes.
 
-    The latter needs a process group of the loader's world size. ``name`` is the same on every rank: see `make_name`.
+    The latter needs a process group. It is left out for a loader that is of the only rank, such as one that rank 0 has
+    to validate. ``name`` is the same on every process: see `make_name`.
     """
 
     def __init__(self, *, process: Rank, name: str) -> None:
@@ -243,16 +294,15 @@ class Agreement:
         others start.
 
         Raises:
-            ValueError: If something differs; names both ranks and both values. If another process of the group has the
-                same rank. If this process has another rank by now.
+            ValueError: If something differs; names both ranks and both values. If more processes of the group have
+                this rank than can. If this process has another rank by now.
         """
         group = distributed_rank()
         if (epoch, position) != self._start or group != self._group:
             refuse_changed_rank(self._process)
-            process, num_processes = group or (0, 1)
-            if num_processes == self._process.world_size > 1:
+            if group is not None and self._process.world_size > 1:
                 if self._start is None or group != self._group:
-                    self._compare_inputs(inputs(), process=process)
+                    self._compare_inputs(inputs(), *group)
                 else:
                     self._error, self._num_starts = None, self._num_starts + 1
                     begun = (self._num_starts, {"epoch": epoch, "position": position})
@@ -268,25 +318,33 @@ class Agreement:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return f"dali-pipes/{attempt}/{self._name}/{name}"
 
-    def _compare_inputs(self, inputs: Mapping[str, str], *, process: int) -> None:
-        store, rank = _store(), self._process.rank
-        claimed = store.compare_set(self._key(rank), "", json.dumps({**inputs, "process": process}))
-        if (claimant := json.loads(claimed)["process"]) != process:
+    def _compare_inputs(self, inputs: Mapping[str, str], process: int, num_processes: int) -> None:
+        """Compare with the process that came first, and take one of the places that the group has for this rank."""
+        store, (rank, world_size) = _store(), (self._process.rank, self._process.world_size)
+
+        def first(name: str, value: Mapping[str, Any]) -> Any:
+            return json.loads(store.compare_set(self._key(name), "", json.dumps(value)))
+
+        num_places = max(1, num_processes // world_size)
+        takers = {process}
+        for place in range(num_places):
+            if (taker := first(f"{rank}/{place}", {"process": process})["process"]) == process:
+                break
+            takers.add(taker)
+        else:
+            numbers = ", ".join(map(str, sorted(takers)))
             raise ValueError(
-                f"two processes took the same rank: the loaders of processes {claimant} and {process} of the group are "
-                f"both of rank {rank} of {self._process.world_size}; give each process its own rank=, or leave rank= "
-                f"and world_size= out; {_HARM}"
+                f"too many processes took the same rank: the loaders of processes {numbers} of the group are of rank "
+                f"{rank} of {world_size}, and with {num_processes} processes {num_places} can be; give each process "
+                f"its own rank=, or leave rank= and world_size= out; {_HARM}"
             )
-        for other in range(self._process.world_size):
-            if other == rank or not store.check([self._key(other)]):
-                continue
-            theirs = json.loads(store.get(self._key(other)))
-            for name, ours in inputs.items():
-                if theirs.get(name) != ours:
-                    raise ValueError(
-                        f"the ranks disagree: {name} is {ours} on rank {rank} and {theirs.get(name)} on rank {other}; "
-                        f"give every rank the same value; {_HARM}"
-                    )
+        theirs = first("inputs", {"rank": rank, "inputs": inputs})
+        for name, ours in inputs.items():
+            if (other := theirs["inputs"].get(name)) != ours:
+                raise ValueError(
+                    f"the ranks disagree: {name} is {ours} on rank {rank} and {other} on rank {theirs['rank']}; "
+                    f"give every rank the same value; {_HARM}"
+                )
 
     def _compare_start(self, number: int, start: Mapping[str, int]) -> None:
         """Compare with the rank that came first to its start of this number, in one operation of the store."""

@@ -1,16 +1,18 @@
-"""Lightning's trainer: limited epochs, bare loaders, and refusal of processes that would train on wrong batches."""
+"""Lightning's trainer: limited epochs, bare loaders, and processes that share batches."""
 
 from pathlib import Path
 
 import pytest
 
 import dali_pipes as dp
+from tests.trainers.meshes import sharded_model
 from tests.trainers.ranks import need, run_ranks
 from tests.trainers.tiny import ALL_KEYS, BATCH_SIZE, Step, open_loader
 
 need("lightning", "transformers")
 
 from lightning.pytorch import Trainer  # noqa: E402
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: E402
 
 from tests.trainers.fits import QUIET, Module, fit  # noqa: E402
@@ -43,36 +45,42 @@ def test_processes_that_get_a_copy_of_the_loader_are_refused(shards: Path, tmp_p
 
 
 class ParallelModule(Module):
-    """Is trained by Lightning's `ModelParallelStrategy`, which wants this hook."""
+    """Is trained by Lightning's `ModelParallelStrategy`, which calls this hook."""
 
     def configure_model(self) -> None:
-        """Nothing is split: what counts is which process gets which batches."""
+        self.tiny = sharded_model(self.device_mesh["data_parallel"], self.device_mesh["tensor_parallel"])
 
 
-def fitted_with_mesh(shards: Path, folder: Path, data_size: int, tensor_size: int) -> tuple[str, list[Step]]:
-    """The error of a fit with a data module, and the steps of this rank; the mesh is Lightning's own."""
+def fitted_with_mesh(shards: Path, folder: Path, data_size: int, tensor_size: int) -> dict[int, list[Step]]:
+    """The steps of this process by the step from which the fit was resumed; the mesh is Lightning's own."""
     from dali_pipes.lightning import DataModule
 
     graph = dp.classification_train(crop=16, photo="jpg")
     options = {"batch_size": BATCH_SIZE, "decode": dp.Decode(threads=1), "outputs": dp.Outputs(keys=True)}
-    data = DataModule(train={"shards": str(shards), "graph": graph}, **options)
-    strategy = ModelParallelStrategy(
-        data_parallel_size=data_size, tensor_parallel_size=tensor_size, process_group_backend="gloo"
-    )
-    mesh = {"devices": 2, "strategy": strategy, "max_steps": 2, "enable_checkpointing": False}
-    module = ParallelModule()
-    try:
-        Trainer(**QUIET, **mesh, default_root_dir=folder).fit(module, datamodule=data)
-    except ValueError as exc:
-        return str(exc), module.steps
-    return "", module.steps
+    runs: dict[int, list[Step]] = {}
+    for resume in (0, 3, 4, 6):
+        data = DataModule(train={"shards": str(shards), "graph": graph}, **options)
+        strategy = ModelParallelStrategy(
+            data_parallel_size=data_size,
+            tensor_parallel_size=tensor_size,
+            process_group_backend="gloo",
+            save_distributed_checkpoint=False,
+        )
+        module = ParallelModule()
+        saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
+        mesh = {"devices": data_size * tensor_size, "strategy": strategy, "callbacks": [] if resume else [saver]}
+        trainer = Trainer(**QUIET, **mesh, max_epochs=2, default_root_dir=folder, enable_checkpointing=not resume)
+        trainer.fit(module, datamodule=data, ckpt_path=str(folder / f"step={resume}.ckpt") if resume else None)
+        runs[resume] = module.steps
+    return runs
 
 
-def test_data_module_under_tensor_parallelism_is_refused(shards: Path, tmp_path: Path) -> None:
-    """The processes of one data rank would train on different batches; a mesh with data ranks alone is as DDP."""
-    for error, steps in run_ranks(2, fitted_with_mesh, shards, tmp_path, 1, 2):
-        assert "ModelParallelStrategy has 1 data-parallel ranks in 2 processes" in error
-        assert steps == []
-    errors, steps = zip(*run_ranks(2, fitted_with_mesh, shards, tmp_path, 2, 1), strict=True)
-    assert errors == ("", "")
-    assert len({key for rank in steps for step in rank for key in step.keys}) == 2 * 2 * BATCH_SIZE
+def test_data_module_under_tensor_parallelism(shards: Path, tmp_path: Path) -> None:
+    """Two data ranks of two processes each: these get the same batches, which resume exactly."""
+    ranks = run_ranks(4, fitted_with_mesh, shards, tmp_path, 2, 2)
+    for one, other in (ranks[:2], ranks[2:]):
+        assert [step.keys for step in one[0]] == [step.keys for step in other[0]]
+    assert sorted(key for rank in ranks[::2] for step in rank[0] for key in step.keys) == sorted(ALL_KEYS * 2)
+    for rank in ranks:
+        whole = rank.pop(0)
+        assert {resume: whole[resume:] for resume in rank} == rank

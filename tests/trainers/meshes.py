@@ -1,0 +1,14 @@
+"""A model that several processes share, for trainings under data times tensor parallelism."""
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from tests.trainers.tiny import TinyModel
+
+
+def sharded_model(data: DeviceMesh, model: DeviceMesh) -> FSDPModule:
+    """Split each layer over the processes of one data rank, and its parameters over the data ranks: FSDP2."""
+    tiny = TinyModel()
+    parallelize_module(tiny.layers, model, {"1": ColwiseParallel(), "3": RowwiseParallel()})
+    return fully_shard(tiny, mesh=data)

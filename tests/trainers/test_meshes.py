@@ -1,0 +1,90 @@
+"""Processes that share the samples of one data-parallel rank: tensor and pipeline parallelism, on four processes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lazy import Lazy
+from tests.trainers.ranks import run_ranks
+from tests.trainers.tiny import ALL_KEYS, BATCH_SIZE, Step, open_loader, step_of, tiny_optimizer
+
+checkpoint, distributed, torch = Lazy("torch.distributed.checkpoint"), Lazy("torch.distributed"), Lazy("torch")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+NUM_EPOCHS = 2
+
+
+def join(*sizes: int) -> Any:
+    """A mesh of data times model parallelism over all processes."""
+    if not distributed.is_initialized():
+        distributed.init_process_group("gloo")
+    return torch.distributed.device_mesh.init_device_mesh("cpu", sizes, mesh_dim_names=("data", "model"))
+
+
+def train(shards: Path, folder: Path, mesh: Any, *, resume: int, save: bool) -> list[Step]:
+    """Train for two epochs, or the rest of them after ``resume`` steps of a run that saved."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    from tests.trainers.meshes import sharded_model
+
+    model = sharded_model(mesh["data"], mesh["model"])
+    optimizer, steps = tiny_optimizer(model), list[Step]()
+    with open_loader(shards, mesh=mesh["data"], batch_size=BATCH_SIZE * 2 // mesh["data"].size()) as loader:
+        batches = loader.as_dataloader()
+        if resume:
+            weights, moments = get_state_dict(model, optimizer)
+            kept = {"model": weights, "optimizer": moments, "loader": batches.state_dict()}
+            checkpoint.load(kept, checkpoint_id=folder / str(resume))
+            set_state_dict(model, optimizer, model_state_dict=kept["model"], optim_state_dict=kept["optimizer"])
+            batches.load_state_dict(kept["loader"])
+        while resume + len(steps) < NUM_EPOCHS * len(loader):
+            for batch in batches:
+                loss, _ = model(batch["image"], batch["label"])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                steps.append(step_of(batch["key"], loss))
+                if save:
+                    weights, moments = get_state_dict(model, optimizer)
+                    kept = {"model": weights, "optimizer": moments, "loader": batches.state_dict()}
+                    checkpoint.save(kept, checkpoint_id=folder / str(len(steps)))
+    return steps
+
+
+def trained_on_meshes(shards: Path, folder: Path) -> dict[str, list[Step]]:
+    """An unbroken run on 2 x 2 processes, a run from each of its checkpoints, and runs on other meshes from one."""
+    mesh = join(2, 2)
+    whole = train(shards, folder, mesh, resume=0, save=True)
+    runs = {"whole": whole}
+    for stop in range(1, len(whole)):
+        runs[f"2 x 2 from {stop}"] = train(shards, folder, mesh, resume=stop, save=False)
+    for sizes in ((4, 1), (1, 4)):
+        runs["{} x {} from 3".format(*sizes)] = train(shards, folder, join(*sizes), resume=3, save=False)
+    return runs
+
+
+def keys_of(ranks: Sequence[dict[str, list[Step]]], run: str, *, num_shared: int) -> list[str]:
+    """All keys that the data ranks saw; each is the same on all of its processes, which follow each other."""
+    shown = [[step.keys for step in rank[run]] for rank in ranks]
+    groups = [shown[first : first + num_shared] for first in range(0, len(shown), num_shared)]
+    assert all(one == group[0] for group in groups for one in group), run
+    return [key for group in groups for keys in group[0] for key in keys]
+
+
+def test_data_times_tensor_parallelism_resumes_at_every_step(shards: Path, tmp_path: Path) -> None:
+    """FSDP2 over tensor parallelism in plain torch: every sample once an epoch, and the losses of an unbroken run."""
+    ranks = run_ranks(4, trained_on_meshes, shards, tmp_path)
+    assert sorted(keys_of(ranks, "whole", num_shared=2)) == sorted(ALL_KEYS * NUM_EPOCHS)
+    for rank in ranks:
+        whole = rank.pop("whole")
+        assert len({step.loss for step in whole}) == len(whole) == 8
+        for run, steps in rank.items():
+            if run.startswith("2 x 2"):
+                assert steps == whole[int(run.split()[-1]) :], run
+        rank["rest"] = whole[3:]
+    rest = keys_of(ranks, "rest", num_shared=2)
+    for run, num_shared in (("4 x 1 from 3", 1), ("1 x 4 from 3", 4)):
+        assert sorted(keys_of(ranks, run, num_shared=num_shared)) == sorted(rest), run
