@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.lazy import Lazy
-from tests.trainers.ranks import run_ranks
-from tests.trainers.tiny import ALL_KEYS, BATCH_SIZE, Step, open_loader, step_of, tiny_optimizer
+from tests.trainers.ranks import need, run_ranks
+from tests.trainers.tiny import ALL_KEYS, BATCH_SIZE, NUM_CLASSES, Step, TinyModel, open_loader, step_of, tiny_optimizer
 
 checkpoint, distributed, torch = Lazy("torch.distributed.checkpoint"), Lazy("torch.distributed"), Lazy("torch")
 
@@ -66,6 +66,50 @@ def trained_on_meshes(shards: Path, folder: Path) -> dict[str, list[Step]]:
     return runs
 
 
+def piped(shards: Path) -> list[Step]:
+    """Two stages of a pipeline on each of two data ranks: the first reads images, the last one labels.
+
+    The last stage's losses; the first stage has none.
+    """
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    mesh = join(2, 2)
+    number, whole = mesh["model"].get_local_rank(), TinyModel().layers
+    module = whole[:2] if number == 0 else whole[2:]
+    stage = PipelineStage(module, number, 2, torch.device("cpu"), group=mesh["model"].get_group())
+    schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.cross_entropy)
+    optimizer, steps = tiny_optimizer(module), list[Step]()
+    with open_loader(shards, mesh=mesh["data"], last_batch_policy="FILL") as loader:
+        for (batch,) in loader:
+            optimizer.zero_grad()
+            losses: list[Any] = []
+            schedule.step(*[batch["image"]] if number == 0 else [], target=batch["label"], losses=losses)
+            optimizer.step()
+            steps.append(step_of(batch["key"], torch.stack(losses).mean() if losses else torch.zeros(())))
+    return steps
+
+
+def ranks_by_accelerate(shards: Path) -> tuple[str, str]:
+    """The rank of a loader by Accelerate's mesh, and what a loader says that was opened before."""
+    from accelerate import Accelerator
+    from accelerate.utils import ParallelismConfig
+
+    join(4, 1)
+    early = open_loader(shards)
+    # Accelerate trains on such a mesh with GPUs only. On CPUs it says so when it has made the mesh.
+    with pytest.raises(ValueError, match="MULTI_CPU"):
+        Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_shard_size=2, tp_size=2))
+    with early, pytest.raises(ValueError, match="this loader was opened as that of rank") as told:
+        next(early)
+    with open_loader(shards) as loader:
+        process = loader.parts.batching.process
+        return f"{process.rank} of {process.world_size} by {process.source}", str(told.value)
+
+
+def on_other_meshes(shards: Path) -> tuple[list[Step], str, str]:
+    return piped(shards), *ranks_by_accelerate(shards)
+
+
 def keys_of(ranks: Sequence[dict[str, list[Step]]], run: str, *, num_shared: int) -> list[str]:
     """All keys that the data ranks saw; each is the same on all of its processes, which follow each other."""
     shown = [[step.keys for step in rank[run]] for rank in ranks]
@@ -88,3 +132,25 @@ def test_data_times_tensor_parallelism_resumes_at_every_step(shards: Path, tmp_p
     rest = keys_of(ranks, "rest", num_shared=2)
     for run, num_shared in (("4 x 1 from 3", 1), ("1 x 4 from 3", 4)):
         assert sorted(keys_of(ranks, run, num_shared=num_shared)) == sorted(rest), run
+
+
+def test_pipelines_and_meshes_of_accelerate(shards: Path) -> None:
+    """Both stages of a pipeline get the same batches: its losses are those of the whole model on these batches."""
+    need("accelerate")
+    ranks = run_ranks(4, on_other_meshes, shards)
+    for first, last in ((ranks[0][0], ranks[1][0]), (ranks[2][0], ranks[3][0])):
+        assert [step.keys for step in first] == [step.keys for step in last]
+        model, labels = TinyModel(), {key: number % NUM_CLASSES for number, key in enumerate(ALL_KEYS)}
+        optimizer = tiny_optimizer(model)
+        with open_loader(shards, batch_size=2 * BATCH_SIZE, last_batch_policy="FILL") as loader:
+            for (batch,), step in zip(loader, last, strict=True):
+                mine = [batch["key"].index(key) for key in step.keys]
+                assert [int(label) for label in batch["label"][mine]] == [labels[key] for key in step.keys]
+                loss, _ = model(batch["image"][mine], batch["label"][mine])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                assert abs(loss.item() - float.fromhex(step.loss)) < 1e-5
+    assert [found for _, found, _ in ranks] == [f"{rank} of 2 by Accelerate's mesh" for rank in (0, 0, 1, 1)]
+    for process, (_, _, told) in enumerate(ranks):
+        assert f"of rank {process} of 4, by torch.distributed; now this is rank {process // 2} of 2" in told

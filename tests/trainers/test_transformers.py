@@ -49,7 +49,7 @@ REFUSED = {
     "accumulation": "after 16 samples of epoch 0, and Trainer would continue after 0 samples of epoch 1",
     # The processes of one data rank would get different batches.
     **{
-        f"{name} {call}": f"Trainer has {name}_size=2: several processes must get the same batches"
+        f"{name} {call}": "of 2, and Trainer has 2 processes, 2 for each rank; make TrainingArguments"
         for name in ("tp", "cp", "sp")
         for call in ("train", "evaluate")
     },
@@ -94,6 +94,9 @@ def refused(shards: Path, folder: Path) -> dict[str, str]:
             trainer.accelerator.state.parallelism_config = ParallelismConfig(**{f"{name}_size": 2})
             note(f"{name} train", trainer.train)
             note(f"{name} evaluate", trainer.evaluate)
+            with open_loader(shards, rank=0, world_size=1) as shared:  # as on a mesh with one data rank
+                trainer.train_dataset = shared.as_dataloader(NAMES)
+                assert trainer.get_train_dataloader() is trainer.train_dataset
         assert loader.delivery.current.delivered == 0
     return errors
 

@@ -54,6 +54,33 @@ def test_ranks_that_make_no_sense_are_refused(
         find_rank(rank=given[0], world_size=given[1], environment=environment)
 
 
+ON_A_MESH = """
+import json, sys, torch, torch.distributed as d
+from torch.distributed.device_mesh import init_device_mesh
+from dali_pipes.processes.ranks import find_rank
+rank, store = int(sys.argv[1]), sys.argv[2]
+d.init_process_group('gloo', store=d.FileStore(store, 2), rank=rank, world_size=2)
+data, both = init_device_mesh('cpu', (1, 2), mesh_dim_names=('model', 'data')), d.new_group([0, 1])
+other = d.new_group([1])
+for mesh in (data['data'], data['model'], both, other, data, 'data'):
+    try:
+        found = find_rank(rank=None, world_size=None, mesh=mesh)
+        print(json.dumps(f'{found.rank} of {found.world_size}'))
+    except (TypeError, ValueError) as exc:
+        print(json.dumps(str(exc)))
+d.barrier()
+d.destroy_process_group()
+"""
+
+
+def test_rank_in_a_mesh_or_group(tmp_path: Path) -> None:
+    for rank, told in enumerate(run_two_ranks(ON_A_MESH, tmp_path / "store")):
+        assert told[:3] == [f"{rank} of 2", "0 of 1", f"{rank} of 2"]
+        assert told[3] == "0 of 1" if rank else "this process is not in" in told[3] or "mesh must be" in told[3]
+        assert "mesh must have one dimension, that along which processes train on other samples" in told[4]
+        assert told[5] == "mesh must be torch's DeviceMesh or a process group, got 'data'"
+
+
 def run_two_ranks(program: str, *arguments: object) -> list[list[Any]]:
     """Run a program as rank 0 and rank 1; returns the JSON lines that each printed."""
     words = [sys.executable, "-c", program]
@@ -97,7 +124,7 @@ for number, (seeds, what) in enumerate(cases):
 DISAGREEMENTS = [
     ((1, 2), "", "the ranks disagree: seed is 2 on rank 1 and 1 on rank 0; give every rank the same value"),
     ((1, 1), "validates", "agreed"),  # rank 0 has a loader of its own before
-    ((1, 1), "same", "two processes took the same rank: the loaders of processes 0 and 1 of the group are both of r"),
+    ((1, 1), "same", "too many processes took the same rank: the loaders of processes 0, 1 of the group are of rank 0"),
     ((1, 2), "swapped", "the ranks disagree: seed is 2 on rank 0 and 1 on rank 1"),
     ((1, 1), "swapped", "agreed"),  # each process may have either rank
     ((1, 1), "resumes", "the ranks disagree: the position in the epoch is 0 on rank 1 and 8 on rank 0"),
