@@ -9,6 +9,7 @@ there or returns the one that is there, in one step. The user ends its use by as
 between: Python looks for Ctrl-C at calls, and a use that was not ended would lock the loader for ever.
 """
 
+import atexit
 import contextlib
 import functools
 import logging
@@ -41,6 +42,10 @@ _log = logging.getLogger(__name__)
 
 # How often `Delivery.close` looks whether another thread has its batch.
 _POLL_S = 0.001
+
+# Set when the program ends: from then on DALI ends its pipelines, also those that a daemon thread iterates.
+_ending = threading.Event()
+atexit.register(_ending.set)
 
 
 class Use:
@@ -76,12 +81,21 @@ def alone(
                 self.check_usable()  # it may be closed by now
                 raise running.refusal(use)
             return method(self, *args, **kwargs)
+        except Exception:
+            _stay_if_ending()
+            raise
         finally:
             uses = self._uses
             if "now" in uses and uses["now"] is use:
                 self._uses = {}
 
     return used
+
+
+def _stay_if_ending() -> None:
+    """Keep a daemon thread until the program that ends has stopped it: its errors are DALI's, and of no use."""
+    if _ending.is_set() and threading.current_thread().daemon:
+        threading.Event().wait()
 
 
 class Delivery:
@@ -101,6 +115,7 @@ class Delivery:
         self.taker: object | None = None
         """A token of the face's iteration, or of the loader's own loop, that took the last batch; ``None``: the loader
         was put to another position since."""
+        self._has_told_rest = False
         self.is_closed = False
         self._pid = 0
         self._uses: dict[str, Use] = {}  # Note [one thread]
@@ -171,11 +186,35 @@ class Delivery:
     @alone
     def begin(self) -> None:
         """Begin an iteration: the next epoch if this one has ended, else the rest of this one."""
-        if self.current.has_ended:
-            self._start_epoch(self.current.number + 1)
+        current = self.current
+        if current.has_ended:
+            self._start_epoch(current.number + 1)
+        elif current.delivered and not self._has_told_rest:
+            self._has_told_rest = True
+            num_batches = self.num_batches_of()
+            _log.warning(
+                "this iteration is the rest of epoch %d, after %d of its %d batches, as with DALI's iterators; to "
+                "begin the next epoch instead, call reset() before, or iterate loader.as_dataloader()",
+                current.number,
+                num_batches - current.num_batches_left,
+                num_batches,
+            )
 
-    def next_batch(self, form: Callable[[dict[str, Any]], Any] | None = None, *, taker: object = "own loop") -> Any:
-        """Return the next batch as a plain dict, or what ``form`` makes of it; `StopIteration` at the epoch's end."""
+    def claim(self, token: object | None) -> object:
+        """Return the token of a loop that is to take the next batch, a new one if it has none yet.
+
+        Raises:
+            RuntimeError: If another loop has taken a batch since this one's last.
+        """
+        if token is not None and self.taker not in (None, token):
+            raise iterated_elsewhere()
+        return token or object()
+
+    def next_batch(self, form: Callable[[dict[str, Any]], Any], *, taker: object) -> Any:
+        """Return what ``form`` makes of the next batch, a plain dict; `StopIteration` at the epoch's end.
+
+        ``taker`` is the token of the loop that takes it.
+        """
         profiling.look_for_profiler()
         # What `alone` does, but without its call: Python would look for Ctrl-C after it, when the batch is counted.
         use = Use("next_batch")
@@ -202,8 +241,7 @@ class Delivery:
                 epoch.ask()
                 inputs, tensors = self._take(epoch)
                 batch = inputs.batch
-                delivered = self._hand_over(batch, tensors)
-                formed = delivered if form is None else form(delivered)
+                formed = form(self._hand_over(batch, tensors))
                 num_substituted = counts.substituted + len(batch.substituted)
             # Note [counted last]: a batch that is counted must reach the loop. Python looks for Ctrl-C when a function
             # is entered, after a call of C code, and when a loop goes round; none of these follows the counting.
@@ -211,6 +249,9 @@ class Delivery:
             counts.batches += 1
             counts.samples += batch.num_valid
             self.num_valid, self.substituted, counts.substituted = batch.num_valid, batch.substituted, num_substituted
+        except Exception:
+            _stay_if_ending()
+            raise
         finally:
             uses = self._uses
             if "now" in uses and uses["now"] is use:
@@ -417,6 +458,14 @@ class Delivery:
                 "DataLoader worker; it has threads of its own and needs no workers: use it directly, or with "
                 "DataLoader(num_workers=0)"
             )
+
+
+def iterated_elsewhere() -> RuntimeError:
+    """Make the error of an iterator that is not the last one that took a batch: the batches between would be lost."""
+    return RuntimeError(
+        "the loader was iterated elsewhere, or put to another position, since this iterator's last batch; make a new "
+        "iterator, or open a loader for each loop"
+    )
 
 
 def _closed() -> ValueError:

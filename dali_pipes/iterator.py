@@ -39,8 +39,9 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     outputs by name, on the loader's device, each of shape [batch, ...]. With ``Outputs(keys=True)`` it also has
     ``"key"``, a list of str, and with ``Outputs(valid=True)`` ``"valid"``, bool [batch].
 
-    An epoch ends with `StopIteration`. After `break`, iterating again continues the same epoch, as in DALI. After the
-    end, iterating again, or `reset`, starts the next epoch. `reset` in mid-epoch gives up the rest of it.
+    An epoch ends with `StopIteration`. After `break`, iterating again continues the same epoch, as in DALI; the first
+    time, the log says so. After the end, iterating again, or `reset`, starts the next epoch. `reset` in mid-epoch gives
+    up the rest of it. A loop that goes on after another one has taken batches is an error.
 
     On a GPU a batch belongs to the stream of its device that is torch's current one when the batch is taken: that
     stream waits until the batch is decoded, the host does not. Another stream that reads it must first wait for that
@@ -79,6 +80,7 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
 
     def __init__(self, delivery: Delivery) -> None:
         self.delivery = delivery
+        self._token: object | None = None  # of a loop that has begun
         if delivery.is_open:
             self._set_attributes()
 
@@ -90,7 +92,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         if name in ITERATOR_ATTRIBUTES:
             self._set_attributes()
             return vars(self)[name]
-        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        advice = f": {_FACES}" if name in _OF_DATA_LOADERS else ""
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{advice}")
 
     def _set_attributes(self) -> None:
         """Set what DALI's iterators have: loops that were written for them read it; nothing here depends on it."""
@@ -126,10 +129,18 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
 
     def __iter__(self) -> "Loader":
         self.delivery.begin()
+        self._token = None
         return self
 
     def __next__(self) -> list[BatchDict]:
-        return [self.delivery.next_batch()]
+        self._token = self.delivery.claim(self._token)
+        # Made before the batch is counted: see Note [counted last] in `dali_pipes.delivery`.
+        batches: list[BatchDict] = self.delivery.next_batch(_ListOfBatch.of, taker=self._token)
+        return batches
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse to be a data set, whose samples have numbers."""
+        raise TypeError(f"a loader gives batches in its own order, and no sample {index!r}; {_FACES}")
 
     def stats(self) -> dict[str, float]:
         """Return the figures of this loader, which the page "Watch a job" lists: counters since it was made, and what
@@ -240,8 +251,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return DaliIterator(self, locals())
 
     def as_dicts(self) -> DictBatches:
-        """Give batches as plain dicts, without the list around each: ``as_dataloader(each_iter="rest")``."""
-        return LoaderBatches(self.delivery, outputs=None, each_iter="rest")
+        """Give batches as plain dicts, without the list around each, as `as_dataloader` does."""
+        return LoaderBatches(self.delivery, outputs=None, each_iter="next")
 
     def as_dataset(self) -> LoaderDataset:
         """Give the batches to torch's ``DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)``, or to
@@ -380,6 +391,29 @@ def loader(
     """
     # The names stand here and in LoaderArguments, nowhere else.
     return Loader(Delivery(LoaderArguments(**locals())))
+
+
+_FACES = (
+    "a loader gives lists of one dict, as DALI's iterators do; give loader.as_dataloader() to a trainer and to what "
+    "takes a data loader, and DataLoader(loader.as_dataset(), batch_size=None, num_workers=0) to what takes that alone"
+)
+_OF_DATA_LOADERS = {"dataset", "sampler", "batch_sampler", "collate_fn", "num_workers", "drop_last"}
+
+
+class _ListOfBatch(list[Any]):
+    """A list of one dict, which says what to do if it is taken for the dict."""
+
+    @classmethod
+    def of(cls, batch: dict[str, Any]) -> "_ListOfBatch":
+        return cls([batch])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            raise TypeError(
+                f"a loader gives lists of one dict, as DALI's iterators do: batch[0][{index!r}]; loader.as_dicts() "
+                "gives the dicts"
+            )
+        return super().__getitem__(index)
 
 
 # The attributes that `Loader` annotates.

@@ -9,7 +9,6 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from dali_pipes.arguments import as_bool
 from dali_pipes.graph.dali_internals import set_auto_reset
 from dali_pipes.graph.definition import LABEL_OUTPUT, label_advice
-from dali_pipes.integrations.data_loader import iterated_elsewhere
 
 if TYPE_CHECKING:
     from dali_pipes.delivery import Delivery
@@ -82,10 +81,7 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
     def __next__(self) -> list[dict[str, Any]]:
         _ = self._names  # refused here, not when a batch is there
         self._ever_consumed = True
-        if self._token is None:
-            self._token = object()
-        elif self._delivery.taker not in (None, self._token):
-            raise iterated_elsewhere()
+        self._token = self._delivery.claim(self._token)
         try:
             return [self._delivery.next_batch(self._renamed, taker=self._token)]
         except StopIteration:

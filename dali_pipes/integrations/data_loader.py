@@ -39,7 +39,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dali_pipes.arguments import as_integer, check_choice
-from dali_pipes.delivery import Delivery, Use, alone
+from dali_pipes.delivery import Delivery, Use, alone, iterated_elsewhere
 from dali_pipes.graph.definition import LABEL_OUTPUT, BatchDict, label_advice
 from dali_pipes.processes.ranks import GIVEN
 
@@ -403,14 +403,6 @@ class LoaderDataset(IterableDataset[BatchDict]):
                     "loader.as_dataloader() instead, which it leaves alone: see docs/how-to/trainers.md"
                 )
             frame = frame.f_back
-
-
-def iterated_elsewhere() -> RuntimeError:
-    """Make the error of an iterator that is not the last one that took a batch: the batches between would be lost."""
-    return RuntimeError(
-        "the loader was iterated elsewhere, or put to another position, since this iterator's last batch; make a new "
-        "iterator, or open a loader for each loop"
-    )
 
 
 def _form(outputs: OutputNames, given: Sequence[str]) -> Callable[[dict[str, Any]], Any]:

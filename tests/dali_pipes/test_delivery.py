@@ -34,10 +34,10 @@ open_loader = partial(loaders.open_loader, batch_size=5, shuffle=False)
 
 
 FACES: dict[str, Callable[[dp.Loader], Callable[[], dict[str, Any]]]] = {
-    "loader": lambda loader: lambda: next(loader)[0],
+    "loader": lambda loader: lambda: next(loader).pop(),
     "dali": lambda loader: lambda: next(loader.as_dali(output_map=["a", "b", "c"]))[0],
-    # A new iteration of as_dataset() would be the next epoch; this one goes on.
-    "dataloader": lambda loader: iter(loader.as_dicts()).__next__,
+    # With another `each_iter` a new iteration would be the next epoch; this one goes on.
+    "dataloader": lambda loader: iter(loader.as_dataloader(each_iter="rest")).__next__,
 }
 
 

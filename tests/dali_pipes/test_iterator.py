@@ -83,6 +83,22 @@ def test_program_that_ends_with_a_loader_open_says_nothing_and_does_not_wait_for
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
+@pytest.mark.fresh_interpreter
+def test_program_that_ends_while_a_daemon_thread_iterates_says_nothing(small_shards: Path) -> None:
+    """DALI ends its pipelines under the thread."""
+    program = (
+        "import sys, threading\nimport dali_pipes as dp\n"
+        "loader = dp.loader(sys.argv[1], dp.segmentation(crop=16), batch_size=2, device='cpu')\n"
+        "begun = threading.Event()\n"
+        "def work():\n"
+        "    for _ in range(10**6):\n"
+        "        for batch in loader: begun.set()\n"
+        "threading.Thread(target=work, daemon=True).start(); begun.wait()"
+    )
+    done = subprocess.run([sys.executable, "-c", program, small_shards], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_collecting_a_dropped_loader_in_a_forked_child_does_not_hang(small_shards: Path) -> None:
     """The child has none of the pipeline's threads, and must not wait for them."""
     program = (

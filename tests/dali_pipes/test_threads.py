@@ -71,7 +71,7 @@ def waiting(loader: dp.Loader) -> Iterator[Callable[[], list[Any]]]:
 
     def read() -> None:
         try:
-            found.append(loader.delivery.next_batch(form))
+            found.append(loader.delivery.next_batch(form, taker="test"))
         except BaseException as exc:  # noqa: BLE001 (the test looks at it)
             found.append(exc)
 

@@ -121,7 +121,7 @@ def loops(random: np.random.Generator, folder: Path) -> str:
                 if given == len(world.samples):  # at the end of an epoch, `set_epoch` starts the next
                     epoch, given = epoch + 1, 0
                     loader.set_epoch(epoch)
-                if act == "dataset" and given:
+                if act in ("dataset", "dicts") and given:
                     epoch, given = epoch + 1, 0
                     loader.set_epoch(epoch)
                 newer = iter(

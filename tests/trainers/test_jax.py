@@ -69,7 +69,7 @@ def check_arrays_are_not_copied(shards: Path, folder: Path) -> None:
         for sharding in (None, SingleDeviceSharding(jax.devices()[0])):
             form = loader.as_jax(sharding=sharding).check_outputs()
             place, arrays = loader.delivery.next_batch(
-                lambda batch, form=form: (batch["image"].data_ptr(), form(batch))
+                lambda batch, form=form: (batch["image"].data_ptr(), form(batch)), taker="test"
             )
             assert arrays["image"].unsafe_buffer_pointer() == place
 

@@ -80,13 +80,40 @@ def test_iterator_that_is_not_the_newest_is_refused(small_shards: Path, whole: E
         assert next(loader)[0]["key"] == whole[0][2]
         with pytest.raises(RuntimeError, match="the loader was iterated elsewhere"):
             next(rest)
-        assert keys(other) == whole[0][3:]
+        assert next(iter(other)) == (whole[0][3],)
+        with pytest.raises(RuntimeError, match="the loader was iterated elsewhere"):
+            next(loader)
+        assert [batch["key"] for (batch,) in loader] == whole[0][4:]
         ended = iter(face)
         loader.set_epoch(0)
         assert next(ended) == (whole[0][0],)  # it has not begun before
         loader.set_epoch(0)
         with pytest.raises(RuntimeError, match="or put to another position"):
             next(ended)
+
+
+def test_rest_of_an_epoch_is_said_once(small_shards: Path, whole: Epochs, caplog: pytest.LogCaptureFixture) -> None:
+    """The loader's own loop goes on after `break`, as DALI's iterators do; other faces begin the next epoch."""
+    with open_loader(small_shards) as loader, caplog.at_level(logging.WARNING, logger="dali_pipes"):
+        next(iter(loader.as_dicts()))
+        assert not caplog.records
+        assert [batch["key"] for (batch,) in loader] == whole[0][1:]
+        next(iter(loader.as_dali()))
+        assert [batch["key"] for (batch,) in loader] == whole[1][1:]
+    (record,) = caplog.records
+    assert "the rest of epoch 0, after 1 of its 5 batches, as with DALI's iterators" in record.getMessage()
+
+
+def test_what_takes_a_loader_for_a_data_loader_names_the_face(small_shards: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    with open_loader(small_shards) as loader:
+        with pytest.raises(AttributeError, match=r"has no attribute 'dataset': a loader gives .* loader.as_dataloader"):
+            _ = loader.dataset
+        with pytest.raises(TypeError, match=r"no sample \d+; .* DataLoader\(loader.as_dataset\(\), batch_size=None"):
+            next(iter(DataLoader(loader)))
+        with pytest.raises(TypeError, match=r"batch\[0\]\['image'\]; loader.as_dicts\(\) gives the dicts"):
+            next(loader)["image"]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ FACES = {
         wrap=lambda loader: loader.as_dali(output_map=["data", "label"], column_labels=True),
         keys=lambda batch: batch[0]["key"],
     ),
-    "as_dicts": Face(wrap=lambda loader: loader.as_dicts()),
+    "as_dicts": Face(wrap=lambda loader: loader.as_dicts(), after_break="next"),
     "as_dataset": Face(wrap=torchs_loader, stateful=lambda face: face.dataset, after_break="next"),
     "as_dataset, torchdata": Face(wrap=loaders.torchdatas_loader, after_break="next"),
     "as_dataloader": Face(
