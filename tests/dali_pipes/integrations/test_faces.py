@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -103,14 +104,115 @@ def _face(request: pytest.FixtureRequest) -> Face:
     return FACES[request.param]
 
 
-def test_leaving_early_and_starting_again(small_shards: Path, whole: Epochs, face: Face) -> None:
-    """After `break`, the next loop begins where `Face.after_break` says; the loop after it reads the next epoch."""
-    after = {"rest": whole[0][2:], "next": whole[1], "same": whole[0]}[face.after_break]
-    then = {"rest": whole[1], "next": whole[2], "same": whole[0]}[face.after_break]
+class Use(NamedTuple):
+    """A way to use a face: what was read, and what it had to be, each as batches of keys."""
+
+    read: list[Any]
+    expected: list[Any]
+
+
+def began(face: Face, whole: Epochs, epoch: int, num_taken: int) -> list[list[str]]:
+    """What the next iteration gives if ``num_taken`` batches of ``epoch`` were taken."""
+    rest = {"rest": whole[epoch][num_taken:], "next": whole[epoch + 1], "same": whole[epoch]}
+    return rest[face.after_break]
+
+
+def peek(face: Face, wrapped: Any, whole: Epochs) -> Use:
+    """Someone looks at one batch before the epochs."""
+    first = face.keys(next(iter(wrapped)))
+    after = began(face, whole, 0, 1)
+    number = whole.index(after) if after in whole else 0
+    return Use([first, *face.read(wrapped, 2)], [whole[0][0], after, whole[face.following(number)]])
+
+
+def check_sanity(face: Face, wrapped: Any, whole: Epochs) -> Use:
+    """A trainer looks at two batches, and puts the state from before back."""
+    state = face.stateful(wrapped).state_dict()
+    for _ in itertools.islice(wrapped, 2):
+        pass
+    face.stateful(wrapped).load_state_dict(state)
+    return Use(face.read(wrapped), whole[:1])
+
+
+def break_off(face: Face, wrapped: Any, whole: Epochs) -> Use:
+    """A loop ends by an exception; its iterator is kept, and another one begins."""
+    seen, iterator = [], iter(wrapped)
+    with contextlib.suppress(KeyError):
+        for batch in iterator:
+            seen.append(face.keys(batch))
+            if len(seen) == 2:
+                raise KeyError
+    return Use([seen, *face.read(wrapped)], [whole[0][:2], began(face, whole, 0, 2)])
+
+
+def limit(face: Face, wrapped: Any, whole: Epochs) -> Use:
+    """Three of five batches an epoch, four times."""
+    read = [[face.keys(batch) for batch in itertools.islice(wrapped, 3)] for _ in range(4)]
+    lines = {
+        "next": [epoch[:3] for epoch in whole[:4]],
+        "rest": [whole[0][:3], whole[0][3:], whole[1][:3], whole[1][3:]],
+        "same": [whole[0][:3]] * 4,
+    }
+    return Use(read, lines[face.after_break])
+
+
+def pass_twice_at_once(face: Face, wrapped: Any, whole: Epochs) -> Use:
+    """Two iterators take turns: a refused one loses nothing, and where both are the loader they go on."""
+    older = iter(wrapped)
+    read = [face.keys(next(older))]
+    newer = iter(wrapped)
+    read.append(face.keys(next(newer)))
+    if older is newer:
+        read.append(face.keys(next(older)))
+        return Use(read, whole[0][:3])
+    with pytest.raises(RuntimeError, match=r"this iterator|iterated elsewhere"):
+        next(older)
+    read += [face.keys(batch) for batch in newer]
+    return Use(read, [whole[0][0], *began(face, whole, 0, 1)])
+
+
+USES = [peek, check_sanity, break_off, limit, pass_twice_at_once]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_uses(small_shards: Path, whole: Epochs, face: Face, use: Callable[[Face, Any, Epochs], Use]) -> None:
     with open_loader(small_shards, **face.options) as loader:
-        wrapped = face.wrap(loader)
-        first = [face.keys(batch) for batch in itertools.islice(wrapped, 2)]
-        assert [first, *face.read(wrapped, 2)] == [whole[0][:2], after, then]
+        read, expected = use(face, face.wrap(loader), whole)
+        assert read == expected
+
+
+def test_state_at_every_step(small_shards: Path, whole: Epochs, face: Face) -> None:
+    """A resumed job has the rest of the epoch, and after that the next one, whatever the face's rule."""
+    with open_loader(small_shards, **face.options) as loader, open_loader(small_shards, **face.options) as other:
+        wrapped, resumed = face.wrap(loader), face.wrap(other)
+        iterator = iter(wrapped)
+        for taken in range(BATCHES):
+            state = face.stateful(wrapped).state_dict()
+            face.stateful(resumed).load_state_dict(state)
+            assert face.read(resumed, 2) == [whole[0][taken:], whole[face.following(0)]], taken
+            next(iterator)
+
+
+@pytest.mark.parametrize("policy", ["PARTIAL", "FILL", "DROP"])
+def test_ranks_share_an_epoch(small_shards: Path, whole: Epochs, face: Face, policy: Any) -> None:
+    """Two ranks have as many batches each; all samples come once, but those that the policy repeats or leaves out."""
+    read = []
+    for rank in range(2):
+        options = face.options if face.options else {"rank": rank, "world_size": 2}
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("RANK", str(rank))
+            patched.setenv("WORLD_SIZE", "2")
+            with open_loader(small_shards, last_batch_policy=policy, **options) as loader:
+                wrapped = face.wrap(loader)
+                read.append(face.read(wrapped, 2))
+                assert [len(epoch) for epoch in read[-1]] == [len(wrapped)] * 2
+    for number in range(2):
+        found = [key for rank in read for batch in rank[number] for key in batch]
+        samples = [key for batch in whole[number if face.following(0) else 0] for key in batch]
+        if policy == "PARTIAL":
+            assert sorted(found) == sorted(samples)
+        else:
+            assert sorted(found) == sorted(samples[:20] if policy == "DROP" else samples + samples[:7])
 
 
 def test_closed_loader_is_refused_and_its_state_is_known(small_shards: Path, face: Face) -> None:
