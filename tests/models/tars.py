@@ -95,11 +95,14 @@ def loops(random: np.random.Generator, folder: Path) -> str:
     epoch = given = 0  # `given`: samples of this epoch that were delivered
     said: list[str] = []
     old: Any = None
+    begun = parted = False  # whether the loader's own loop has begun; whether a face has taken a batch since
     try:
         for _ in range(int(random.integers(3, 14))):
             act = ("take", "next", "reset", "epoch", "load", "reopen", "loop", "dicts", "dataset")[random.integers(9)]
             said.append(act)
             where = (said, batch_size, epoch, given)
+            if act in ("epoch", "load", "reopen") or (act == "reset" and given):
+                parted = False
             if act == "reset":
                 loader.reset()
                 epoch, given = (epoch + 1, 0) if given else (epoch, 0)
@@ -112,8 +115,16 @@ def loops(random: np.random.Generator, folder: Path) -> str:
             elif act == "reopen":
                 state = json.loads(json.dumps(loader.state_dict()))
                 loader.close()
-                loader, old = open_probe(world.url, state=state, **options), None
+                loader, old, begun = open_probe(world.url, state=state, **options), None, False
+            elif act == "next" and begun and parted:
+                try:
+                    next(loader)
+                except RuntimeError:
+                    pass
+                else:
+                    raise AssertionError(f"the loader's own loop goes on after a face: {where}")
             elif act == "next" and given < len(world.samples):
+                begun, parted = True, False
                 found = [row.key for row in rows_of(next(loader)[0], world)]
                 assert found == orders[epoch][given : given + len(found)], where
                 given += len(found)
@@ -127,6 +138,7 @@ def loops(random: np.random.Generator, folder: Path) -> str:
                 newer = iter(
                     loader if act in ("take", "loop") else loader.as_dicts() if act == "dicts" else loader.as_dataset()
                 )
+                begun, parted = (True, False) if act in ("take", "loop") else (begun, True)
                 most = 1_000_000 if act == "loop" else int(random.integers(1, 4))
                 is_over = False
                 for _ in range(most):
@@ -140,7 +152,7 @@ def loops(random: np.random.Generator, folder: Path) -> str:
                     given += len(found)
                 if is_over:
                     assert given == len(world.samples), where
-                    epoch, given = epoch + 1, 0
+                    epoch, given, parted = epoch + 1, 0, False
                     loader.set_epoch(epoch)
                 if old is not None and given:
                     try:
