@@ -15,8 +15,8 @@ MOST = {
     "dali_pipes/data_set": (2_230, 7),
     "dali_pipes/fetch": (1_130, 4),
     "dali_pipes/formats": (3_290, 12),
-    "dali_pipes/graph": (2_650, 9),
-    "dali_pipes/graph/recipes": (620, 4),
+    "dali_pipes/graph": (2_680, 9),
+    "dali_pipes/graph/recipes": (640, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
     "dali_pipes/order": (1_960, 7),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 56_330, 243
+SUM_LINES, SUM_MODULES = 56_380, 243
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 41_360, 500
+TESTS_LINES, FILE_LINES = 41_500, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

@@ -5,12 +5,12 @@ Each function returns a graph, which runs inside a DALI pipeline definition, so 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from nvidia.dali import fn, types
 
-from dali_pipes.arguments import as_integer, check_choice
+from dali_pipes.arguments import as_integer, as_number, check_choice
 from dali_pipes.arrays import Float32s, Float64s, Int32s
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components, DecoderDevice, bucket_shapes, once_a_batch
@@ -24,6 +24,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 Dtype = Literal["float32", "float16", "uint8"]
 Layout = Literal["CHW", "HWC"]
 Place = Literal["random", "centre"]
+Shape: TypeAlias = tuple[int, int]
+"""Rows and columns."""
 
 _DALI_DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
 
@@ -64,12 +66,20 @@ class ImageForm:
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, Dtype)
         check_choice("layout", self.layout, Layout)
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if np.ndim(values) != 1 or len(values) not in (1, 3):
+                raise ValueError(f"{name} must have three numbers, of red, green and blue, got {values!r}")
+            if not all(0 <= as_number(name, value) <= 1 for value in values) or (name == "std" and 0 in values):
+                raise ValueError(
+                    f"{name} must be of pixels in 0..1, such as {IMAGENET_MEAN if name == 'mean' else IMAGENET_STD}, "
+                    f"got {values!r}; divide what is of pixels in 0..255 by 255"
+                )
 
     def photo_of(self, components: Components, *, besides: str | None = None) -> "PhotoInput":
         """The photo of a sample; ``besides`` is a component that holds something else, such as the mask."""
         return PhotoInput(components, components.photo(self.photo, besides=besides), components.orient(self.orient))
 
-    def normalised(self, pixels: Any, *, crop: int | None = None, position: Any = None, mirror: Any = 0) -> Any:
+    def normalised(self, pixels: Any, *, crop: Shape | None = None, position: Any = None, mirror: Any = 0) -> Any:
         """Make the image of decoded pixels: cut or pad them to ``crop`` at ``position``, flip and normalise them."""
         means, stds = np.asarray(self.mean, np.float64) * 255, np.asarray(self.std, np.float64) * 255
         if self.dtype == "uint8":
@@ -78,7 +88,7 @@ class ImageForm:
         return fn.crop_mirror_normalize(
             pixels,
             **arguments,
-            **({} if crop is None else {"crop": (crop, crop)}),
+            **({} if crop is None else {"crop": crop}),
             mirror=mirror,
             mean=means.tolist(),
             std=stds.tolist(),
@@ -123,7 +133,7 @@ class PhotoInput:
         """Draw the crop of training from the stream ``"crop"``: nodes of start and shape."""
         return random.resized_crop(self.name, scale=scale, ratio=ratio, orient=self.orient, stream="crop")
 
-    def centre_crop(self, crop: int) -> tuple[Any, Any, Any]:
+    def centre_crop(self, crop: Shape) -> tuple[Any, Any, Any]:
         """The part of the photo in a centre crop: nodes of start, shape (int32 [2]), and its position in the crop."""
         array, sizes = self.components.array, self.sizes
         start = array(lambda batch: np.maximum(center_crop_start(sizes(batch), crop), 0))
@@ -151,12 +161,12 @@ def segmentation(
     bad. A smaller photo is padded.
 
     Outputs:
-        image: [B, 3, crop, crop], see `ImageOptions`.
-        mask: uint8 [B, 1, crop, crop] or [B, crop, crop, 1]: the mask's values, 0 outside it.
+        image: [B, 3, *crop], see `ImageOptions`.
+        mask: uint8 [B, 1, *crop] or [B, *crop, 1]: the mask's values, 0 outside it.
         label: int64 [B]; only if the data set has labels.
 
     Args:
-        crop: Height and width of image and mask, in pixels: one number, or two equal ones.
+        crop: Height and width of image and mask, in pixels: two numbers, or one of a square.
         mask: The component that holds the mask; ``None``: the only one, see `Components.mask`.
         mask_output: Name of the mask among the outputs.
         mask_device: Where a GPU decodes the photos: ``"cpu"`` decodes the masks in DALI's CPU operators, and then
@@ -167,7 +177,7 @@ def segmentation(
     Raises:
         ValueError: If an argument is not one of its values.
     """
-    side, form = check_crop(crop), ImageForm(**image)
+    shape, form = check_crop(crop), ImageForm(**image)
     check_choice("mask_device", mask_device, DecoderDevice)
     if not mask_output or mask_output in ("image", "label"):
         raise ValueError(f"mask_output must be a name other than 'image' and 'label', got {mask_output!r}")
@@ -177,15 +187,15 @@ def segmentation(
         ids = PhotoInput(components, components.mask(mask, photo=photo.name), photo.orient)
         components.same_size(photo.name, ids.name)
         # Only the crop is decoded; where the photo is smaller than it, crop_mirror_normalize pads it.
-        start, shape, position = photo.centre_crop(side)
-        pixels = form.normalised(photo.decoded_crop(start, shape), crop=side, position=position)
+        start, part, position = photo.centre_crop(shape)
+        pixels = form.normalised(photo.decoded_crop(start, part), crop=shape, position=position)
         # PNG is decoded on the CPU in every NVIDIA stack, and DALI runs one "mixed" operator at a time: photos would
         # wait for masks, and the JPEG engines with them.
-        start, shape, position = ids.centre_crop(side)
+        start, part, position = ids.centre_crop(shape)
         device = "cpu" if mask_device == "cpu" else components.device
-        cut = components.on_device(ids.decoded_crop(start, shape, device=device, output_type=types.GRAY))
+        cut = components.on_device(ids.decoded_crop(start, part, device=device, output_type=types.GRAY))
         values = ImageForm(mean=(0,), std=(1,), dtype="uint8", layout=form.layout)
-        outputs = {"image": pixels, mask_output: values.normalised(cut, crop=side, position=position)}
+        outputs = {"image": pixels, mask_output: values.normalised(cut, crop=shape, position=position)}
         return outputs | label_output(components)
 
     return graph
@@ -205,11 +215,11 @@ def classification_train(
     crop is decoded.
 
     Outputs:
-        image: [B, 3, crop, crop], see `ImageOptions`.
+        image: [B, 3, *crop], see `ImageOptions`.
         label: int64 [B]; only if the data set has labels.
 
     Args:
-        crop: Height and width of the image, in pixels: one number, or two equal ones.
+        crop: Height and width of the image, in pixels: two numbers, or one of a square.
         scale: Smallest and largest area of the crop, as a share of the photo's.
         ratio: Smallest and largest width / height of the crop.
         flip: Probability of a horizontal flip.
@@ -218,13 +228,15 @@ def classification_train(
     Raises:
         ValueError: If an argument is not one of its values.
     """
-    side, form = check_crop(crop), ImageForm(**image)
+    shape, form = check_crop(crop), ImageForm(**image)
+    check_range("scale", scale, most=1)
+    check_range("ratio", ratio)
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
         photo = form.photo_of(components)
-        pixels = resized(photo.decoded_crop(*photo.random_crop(random, scale=scale, ratio=ratio)), (side, side))
+        pixels = resized(photo.decoded_crop(*photo.random_crop(random, scale=scale, ratio=ratio)), shape)
         mirror = random.coin_flip(flip, stream="flip")
-        return {"image": form.normalised(pixels, crop=side, mirror=mirror)} | label_output(components)
+        return {"image": form.normalised(pixels, crop=shape, mirror=mirror)} | label_output(components)
 
     return graph
 
@@ -239,29 +251,29 @@ def classification_eval(
     antialiased linear filter, within a few grey levels of Pillow's.
 
     Outputs:
-        image: [B, 3, crop, crop], see `ImageOptions`.
+        image: [B, 3, *crop], see `ImageOptions`.
         label: int64 [B]; only if the data set has labels.
 
     Args:
         resize: Shorter side of the resized photo, in pixels. A smaller photo is enlarged.
-        crop: Height and width of the image, in pixels: one number, or two equal ones; at most ``resize``, so that the
+        crop: Height and width of the image, in pixels: two numbers, or one of a square; at most ``resize``, so that the
             photo fills the image.
         **image: See `ImageOptions`.
 
     Raises:
         ValueError: If an argument is not one of its values.
     """
-    side, form = check_crop(crop), ImageForm(**image)
+    shape, form = check_crop(crop), ImageForm(**image)
     resize = as_integer("resize", resize)
-    if not side <= resize:
-        raise ValueError(f"crop must not be larger than resize, got crop={side} with resize={resize}")
+    if not max(shape) <= resize:
+        raise ValueError(f"crop must not be larger than resize, got crop={crop} with resize={resize}")
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
         photo = form.photo_of(components)
         shapes = once_a_batch(lambda batch: resized_shape(photo.sizes(batch), resize))
         pixels = resized(photo.decoded(), components.array(lambda batch: shapes(batch).astype(np.float32)))
-        position = components.array(lambda batch: crop_position(shapes(batch), side))
-        return {"image": form.normalised(pixels, crop=side, position=position)} | label_output(components)
+        position = components.array(lambda batch: crop_position(shapes(batch), shape))
+        return {"image": form.normalised(pixels, crop=shape, position=position)} | label_output(components)
 
     return graph
 
@@ -317,32 +329,39 @@ def label_output(components: Components) -> dict[str, Any]:
     return {"label": components.label} if components.has_labels else {}
 
 
-def check_crop(crop: int | tuple[int, int]) -> int:
-    """Check the argument ``crop``, and return the side of the square."""
-    if isinstance(crop, tuple | list) and len(crop) == 2:
-        if crop[0] != crop[1]:
-            raise ValueError(f"crop must be square, got {crop!r}; for other shapes copy the graph")
-        crop = crop[0]
-    side = as_integer("crop", crop)
-    if side < 1:
-        raise ValueError(f"crop must be positive, got {side}")
-    return side
+def check_crop(crop: int | Shape) -> Shape:
+    """Check the argument ``crop``, and return rows and columns; one number is the side of a square."""
+    sides = crop if isinstance(crop, tuple | list) and len(crop) == 2 else (crop, crop)
+    rows, columns = (as_integer("crop", side) for side in sides)
+    if min(rows, columns) < 1:
+        raise ValueError(f"crop must be positive, got {crop}")
+    return rows, columns
 
 
-def center_crop_start(size: Int32s, crop: int) -> Int32s:
+def check_range(name: str, given: object, *, most: float = float("inf")) -> None:
+    """Refuse what are not two numbers, the smaller one first, above 0 and at most ``most``."""
+    if not isinstance(given, Sequence) or len(given) != 2:
+        raise ValueError(f"{name} must be two numbers, the smallest and the largest, got {given!r}")
+    low, high = (as_number(name, number) for number in given)
+    if not 0 < low <= high <= most:
+        limit = f" and at most {most:g}" if most < float("inf") else ""
+        raise ValueError(f"{name} must be the smallest and the largest number, above 0{limit}, got {given!r}")
+
+
+def center_crop_start(size: Int32s, crop: int | Shape) -> Int32s:
     """Compute the start of torchvision's ``CenterCrop``: halves round to even; it is negative where a photo is padded.
 
     >>> center_crop_start(np.array([350, 351, 353, 355, 349, 347]), 350).tolist()
     [0, 0, 2, 2, 0, -1]
     """
-    slack = size.astype(np.int32) - crop
+    slack = size.astype(np.int32) - np.asarray(crop, np.int32)
     larger = np.rint(slack / 2).astype(np.int32)
     return np.where(slack > 0, larger, -(-slack // 2)).astype(np.int32)
 
 
-def crop_position(sizes: Int32s, crop: int) -> Float32s:
+def crop_position(sizes: Int32s, crop: Shape) -> Float32s:
     """Compute a centre crop as DALI's ``crop_pos_y, crop_pos_x``, the start as a share of the slack: float32 [B, 2]."""
-    slack = sizes - crop
+    slack = sizes - np.asarray(crop, np.int32)
     start = center_crop_start(sizes, crop)
     return (start / np.where(slack == 0, 1, slack)).astype(np.float32)
 

@@ -8,9 +8,9 @@ import numpy.typing as npt
 from dali_pipes.arguments import as_integer
 from dali_pipes.arrays import Int32s, Int64s
 from dali_pipes.graph.definition import Graph
-from dali_pipes.graph.inputs import Components
+from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.graph.parse import npy_array
-from dali_pipes.graph.pipelines import ImageForm, ImageOptions, check_crop, resized
+from dali_pipes.graph.pipelines import ImageForm, ImageOptions, check_crop, check_range, covering_crop, resized
 from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch
 
@@ -30,10 +30,10 @@ def captions(
 ) -> Graph:
     """Resize a random crop of the photo to ``crop`` and normalise it, and give its caption as text and as tokens.
 
-    For validation pass ``scale=None``: then the crop is the largest square about the centre.
+    For validation pass ``scale=None``: then the crop is the largest one of the image's shape about the centre.
 
     Outputs:
-        image: [B, 3, crop, crop], see `ImageOptions`.
+        image: [B, 3, *crop], see `ImageOptions`.
         text: A list of B `str`; only if ``text`` is not ``None``.
         tokens: int64 [B, length], on the loader's device: the token ids, cut off at ``length``; ``padding`` behind the
             last one. Only if ``tokens`` is not ``None``.
@@ -43,7 +43,7 @@ def captions(
     ``missing="empty"``, a sample that lacks the tokens has none.
 
     Args:
-        crop: Height and width of the image, in pixels: one number, or two equal ones.
+        crop: Height and width of the image, in pixels: two numbers, or one of a square.
         scale: Smallest and largest area of the crop, as a share of the photo's; ``None``: see above.
         ratio: Smallest and largest width / height of the crop.
         flip: Probability of a horizontal flip. (A caption may say left or right.)
@@ -59,7 +59,10 @@ def captions(
         TypeError: If an argument has another type.
         ValueError: If an argument is not one of its values, or both ``text`` and ``tokens`` are ``None``.
     """
-    side, form = check_crop(crop), ImageForm(**image)
+    image_shape, form = check_crop(crop), ImageForm(**image)
+    if scale is not None:
+        check_range("scale", scale, most=1)
+    check_range("ratio", ratio)
     length, padding = as_integer("length", length), as_integer("padding", padding)
     end = None if end is None else as_integer("end", end)
     if length < 1:
@@ -70,17 +73,19 @@ def captions(
     def graph(components: Components, random: Random) -> dict[str, Any]:
         photo = form.photo_of(components)
 
-        def squares(batch: Batch) -> Int32s:
-            return np.repeat(photo.sizes(batch).min(axis=1, keepdims=True), 2, axis=1)
+        @once_a_batch
+        def largest(batch: Batch) -> Int32s:
+            shapes = np.repeat(np.array([image_shape], np.int32), len(batch), axis=0)
+            return covering_crop(photo.sizes(batch), shapes, None)
 
         if scale is None:
-            start = components.array(lambda batch: (photo.sizes(batch) - squares(batch)) // 2)
-            shape = components.array(squares)
+            start = components.array(lambda batch: largest(batch)[:, :2])
+            shape = components.array(lambda batch: largest(batch)[:, 2:])
         else:
             start, shape = photo.random_crop(random, scale=scale, ratio=ratio)
-        pixels = resized(photo.decoded_crop(start, shape), (side, side))
+        pixels = resized(photo.decoded_crop(start, shape), image_shape)
         outputs: dict[str, Any] = {
-            "image": form.normalised(pixels, crop=side, mirror=random.coin_flip(flip, stream="flip"))
+            "image": form.normalised(pixels, crop=image_shape, mirror=random.coin_flip(flip, stream="flip"))
         }
         if text is not None:
             outputs["text"] = components.text(text)

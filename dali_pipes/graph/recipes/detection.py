@@ -13,7 +13,7 @@ from dali_pipes.formats.names import read_json
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.parse import npy_array, shown
-from dali_pipes.graph.pipelines import ImageForm, ImageOptions, check_crop, resized
+from dali_pipes.graph.pipelines import ImageForm, ImageOptions, Shape, check_crop, check_range, resized
 from dali_pipes.graph.random import Random
 
 BoxFormat = Literal["xyxy", "xywh"]
@@ -43,7 +43,7 @@ def detection(
     validation pass ``scale=None, flip=0``: then the whole photo is resized.
 
     Outputs:
-        image: [B, 3, crop, crop], see `ImageOptions`. torchvision's detectors normalise by themselves: pass ``mean=(0,
+        image: [B, 3, *crop], see `ImageOptions`. torchvision's detectors normalise by themselves: pass ``mean=(0,
             0, 0), std=(1, 1, 1)``.
         target: Without ``max_boxes``: a list of B dicts, as torchvision's detectors take them, on the CPU: ``"boxes"``
             float32 [N, 4] (left, top, right, bottom, in pixels of the image) and ``"labels"`` int64 [N].
@@ -56,7 +56,7 @@ def detection(
     lacks the component has no boxes.
 
     Args:
-        crop: Height and width of the image, in pixels: one number, or two equal ones.
+        crop: Height and width of the image, in pixels: two numbers, or one of a square.
         scale: Smallest and largest area of the crop, as a share of the photo's; ``None`` takes the whole photo.
         ratio: Smallest and largest width / height of the crop.
         flip: Probability of a horizontal flip.
@@ -74,7 +74,10 @@ def detection(
         TypeError: If an argument has another type.
         ValueError: If an argument is not one of its values.
     """
-    side, form = check_crop(crop), ImageForm(**image)
+    image_shape, form = check_crop(crop), ImageForm(**image)
+    if scale is not None:
+        check_range("scale", scale, most=1)
+    check_range("ratio", ratio)
     if box_format is not None:
         check_choice("box_format", box_format, BoxFormat)
     if max_boxes is not None and as_integer("max_boxes", max_boxes) < 1:
@@ -89,7 +92,7 @@ def detection(
         if max_boxes is not None and len(rows) > max_boxes:
             raise ValueError(f"expected at most max_boxes={max_boxes} boxes, found {len(rows)}")
         window = {"start": start.tolist(), "shape": shape.tolist()}
-        return move_boxes(rows, **window, size=side, is_flipped=bool(mirror), min_size=min_size)
+        return move_boxes(rows, **window, size=image_shape, is_flipped=bool(mirror), min_size=min_size)
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
         photo = form.photo_of(components, besides=boxes)
@@ -99,8 +102,8 @@ def detection(
         else:
             start, shape = photo.random_crop(random, scale=scale, ratio=ratio)
         mirror = random.coin_flip(flip, stream="flip")
-        pixels = resized(photo.decoded_crop(start, shape), (side, side))
-        outputs = {"image": form.normalised(pixels, crop=side, mirror=mirror)}
+        pixels = resized(photo.decoded_crop(start, shape), image_shape)
+        outputs = {"image": form.normalised(pixels, crop=image_shape, mirror=mirror)}
         beside = (size, start, shape, mirror)
         if max_boxes is None:
             return outputs | {
@@ -173,21 +176,22 @@ def check_boxes(boxes: Float64s, *, height: int, width: int) -> None:
 
 
 def move_boxes(
-    boxes: Float64s, *, start: Sequence[int], shape: Sequence[int], size: int, is_flipped: bool, min_size: float
+    boxes: Float64s, *, start: Sequence[int], shape: Sequence[int], size: Shape, is_flipped: bool, min_size: float
 ) -> Float64s:
-    """Move boxes with their photo: cut out a crop, resize it to ``size`` x ``size`` pixels, and flip it.
+    """Move boxes with their photo: cut out a crop, resize it to ``size``, rows and columns, and flip it.
 
     Boxes are cut at the crop's edges, and those with a side shorter than ``min_size`` are left out.
 
     >>> boxes = np.array([[10.0, 10, 30, 20, 7], [0, 0, 5, 5, 8]])
-    >>> move_boxes(boxes, start=(10, 20), shape=(20, 20), size=40, is_flipped=False, min_size=1).tolist()
-    [[0.0, 0.0, 20.0, 20.0, 7.0]]
+    >>> move_boxes(boxes, start=(10, 20), shape=(20, 20), size=(40, 80), is_flipped=False, min_size=1).tolist()
+    [[0.0, 0.0, 40.0, 20.0, 7.0]]
     """
     moved = boxes.copy()
-    for column, edge, length in ((0, start[1], shape[1]), (1, start[0], shape[0])):
-        moved[:, column:4:2] = np.clip(boxes[:, column:4:2] - edge, 0, length) * (size / length)
+    for column, axis in ((0, 1), (1, 0)):
+        inside = np.clip(boxes[:, column:4:2] - start[axis], 0, shape[axis])
+        moved[:, column:4:2] = inside * (size[axis] / shape[axis])
     if is_flipped:
-        moved[:, [0, 2]] = size - moved[:, [2, 0]]
+        moved[:, [0, 2]] = size[1] - moved[:, [2, 0]]
     sides = moved[:, 2:4] - moved[:, :2]
     return np.asarray(moved[(sides >= min_size).all(axis=1)], np.float64)
 

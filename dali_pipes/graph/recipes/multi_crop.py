@@ -8,7 +8,7 @@ from nvidia.dali import fn, math, types
 from dali_pipes.arguments import as_integer, as_number
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components
-from dali_pipes.graph.pipelines import ImageForm, ImageOptions, check_crop, resized
+from dali_pipes.graph.pipelines import ImageForm, ImageOptions, Shape, check_crop, check_range, resized
 from dali_pipes.graph.random import Random
 
 # Of a blur, in pixels: DINO's, and one that changes no pixel.
@@ -17,7 +17,7 @@ _NO_SIGMA = 0.01
 
 
 class _Kind(NamedTuple):
-    size: int
+    size: Shape
     scale: tuple[float, float]
     blur: float
     solarize: float
@@ -72,6 +72,8 @@ def multi_crop(
     if min(num_global, num_local) < 0 or num_global + num_local == 0:
         raise ValueError(f"num_crops must be two numbers of crops, one of them positive, got {num_crops!r}")
     form, (global_size, local_size) = ImageForm(**image), map(check_crop, sizes)
+    for scale in scales:
+        check_range("scales", scale, most=1)
     probabilities = {"flip": [flip], "jitter": [jitter], "grayscale": [grayscale], "solarize": [solarize], "blur": blur}
     for name, values in probabilities.items():
         if wrong := [value for value in values if not 0 <= as_number(name, value) <= 1]:
@@ -91,7 +93,7 @@ def multi_crop(
                 photo.name, scale=kind.scale, orient=photo.orient, stream=f"{output}/crop"
             )
             first = fn.cast(start, dtype=types.FLOAT)
-            pixels = resized(whole, (kind.size, kind.size), roi_start=first, roi_end=first + shape)
+            pixels = resized(whole, kind.size, roi_start=first, roi_end=first + shape)
             pixels = _changed(pixels, kind, components, random, stream=output, jitter=jitter, grayscale=grayscale)
             mirror = random.coin_flip(flip, stream=f"{output}/flip")
             outputs[output] = form.normalised(pixels, crop=kind.size, mirror=mirror)

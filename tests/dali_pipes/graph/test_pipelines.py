@@ -34,23 +34,23 @@ def opened(data: bytes) -> Image.Image:
 
 
 @pytest.mark.parametrize(
-    ("layout", "dtype", "tolerance"),
+    ("layout", "dtype", "tolerance", "side"),
     [
-        ("CHW", "float32", 1e-6),
-        ("HWC", "float16", 2e-3),  # half a unit in the last place at 2.6, the largest normalised value
-        ("HWC", "uint8", 1e-4),
+        ("CHW", "float32", 1e-6, CROP),
+        ("HWC", "float16", 2e-3, CROP),  # half a unit in the last place at 2.6, the largest normalised value
+        ("HWC", "uint8", 1e-4, (CROP, CROP - 3)),
     ],
 )
 def test_segmentation_equals_torchvision_for_every_size(
-    tmp_path: Path, layout: Any, dtype: Any, tolerance: float
+    tmp_path: Path, layout: Any, dtype: Any, tolerance: float, side: Any
 ) -> None:
     """Crop offset, padding and normalisation are torchvision's, for every size; masks are equal."""
     samples = {s.key: s for s in make_samples([(w, h) for w in SIDES for h in SIDES])}
     shards = write_shards(tmp_path, list(samples.values()), per_shard=50)
-    crop = transforms.CenterCrop(CROP)
+    crop = transforms.CenterCrop(side)
     transform = transforms.Compose([crop, transforms.PILToTensor()]) if dtype == "uint8" else normalised(crop)
     seen = []
-    for batch in batches_of(shards, dp.segmentation(crop=CROP, dtype=dtype, layout=layout), batch_size=16):
+    for batch in batches_of(shards, dp.segmentation(crop=side, dtype=dtype, layout=layout), batch_size=16):
         assert batch["image"].dtype == getattr(torch, dtype)
         for i, key in enumerate(batch["key"]):
             components = samples[key].components
@@ -118,7 +118,18 @@ def test_crop_and_flip_are_drawn_from_streams_of_their_own(small_shards: Path) -
         (lambda: dp.classification_train(layout="NCHW"), "layout must be one of CHW, HWC, got 'NCHW'"),
         (lambda: dp.classification_eval(resize=0), "got crop=224 with resize=0"),
         (lambda: dp.classification_eval(crop=512), "got crop=512 with resize=256"),
-        (lambda: dp.segmentation(crop=(16, 24)), r"crop must be square, got \(16, 24\)"),
+        (lambda: dp.segmentation(crop=(16, 0)), r"crop must be positive, got \(16, 0\)"),
+        (lambda: dp.segmentation(crop=(16, 24, 3)), "crop must be an integer, got"),
+        (lambda: dp.segmentation(mean=(123, 117, 104)), "mean must be of pixels in 0..1, such as .* divide"),
+        (lambda: dp.segmentation(mean=0.5), "mean must have three numbers, of red, green and blue, got 0.5"),
+        (lambda: dp.segmentation(std=(0.2, 0, 0.2)), r"std must be of pixels in 0..1, such as"),
+        (
+            lambda: dp.classification_train(scale=(1.0, 0.1)),
+            r"scale must be the smallest and the largest number, above",
+        ),
+        (lambda: dp.classification_train(scale=(0, 1)), r"above 0 and at most 1, got \(0, 1\)"),
+        (lambda: dp.classification_train(ratio=(2, 0.5)), "ratio must be the smallest and the largest number"),
+        (lambda: dp.detection(scale=0.5), "scale must be two numbers, the smallest and the largest, got 0.5"),
         (lambda: dp.captions(length=0), "length must be positive, got 0"),
         (lambda: dp.captions(text=None, tokens=None), "text or tokens must name"),
         (lambda: dp.detection(box_format="cxcywh"), "box_format must be one of xyxy, xywh, got 'cxcywh'"),
@@ -138,7 +149,21 @@ def test_bad_graph_arguments_are_refused(make: Callable[[], object], text: str) 
         make()
 
 
+def test_crops_that_are_not_square(small_shards: Path) -> None:
+    """Of an evaluation it is a part of the square; a random crop shows what its square shows."""
+
+    def images(graph: Any) -> Any:
+        return torch.cat([batch["image"].float() for batch in batches_of(small_shards, graph, shuffle=False)])
+
+    form: Any = {"photo": "image.jpg", "dtype": "uint8"}
+    square = images(dp.classification_eval(resize=32, crop=24, **form))
+    assert torch.equal(images(dp.classification_eval(resize=32, crop=(24, 16), **form)), square[..., 4:20])
+    wide, square = (images(dp.classification_train(crop=crop, **form)) for crop in ((16, 32), 16))
+    assert (torch.nn.functional.avg_pool2d(wide, (1, 2)) - square).abs().mean() < 3
+    assert images(dp.captions(crop=(16, 32), scale=None, tokens=None, text="cls", **form)).shape[2:] == (16, 32)
+
+
 def test_crop_may_be_given_as_torchvision_takes_it() -> None:
     from dali_pipes.graph.pipelines import check_crop
 
-    assert [check_crop(crop) for crop in ((24, 24), [24, 24], np.int64(24))] == [24] * 3
+    assert [check_crop(crop) for crop in ((24, 32), [24, 32], np.int64(24))] == [(24, 32), (24, 32), (24, 24)]

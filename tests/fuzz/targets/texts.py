@@ -143,7 +143,7 @@ class Annotations(Target):
         except ValueError:
             return False
         window: dict[str, Any] = {"start": (10, 20), "shape": (30, 40)}
-        moved = move_boxes(rows, **window, size=SIZE, is_flipped=True, min_size=1)
+        moved = move_boxes(rows, **window, size=(SIZE, SIZE), is_flipped=True, min_size=1)
         in_bounds = ((moved[:, :4] >= 0) & (moved[:, :4] <= SIZE)).all()
         if not in_bounds or not ((moved[:, 4] >= 0) & (moved[:, 4] <= MAX_LABEL)).all():
             raise BrokenPromiseError(f"boxes off the crop, or class ids out of range: {moved.tolist()}")
