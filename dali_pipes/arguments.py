@@ -5,10 +5,30 @@ is a plain int or bool, so that the state of a loader is plain JSON. Nothing els
 1 is no bool, and 8.0 is no integer.
 """
 
+import difflib
 import numbers
 import operator
 import sys
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, get_args
+
+
+def refuse_unknown(
+    owner: str, given: Iterable[str], known: Collection[str], *, instead: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Refuse names of arguments that ``owner`` does not take; ``instead`` says what to do about some of them.
+
+    >>> refuse_unknown("Cache", ["dir"], ["directory", "max_bytes"])
+    Traceback (most recent call last):
+    TypeError: Cache has no argument 'dir'; did you mean 'directory'?
+    """
+    for name in given:
+        if name in known:
+            continue
+        near = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, 1)
+        guess = f"did you mean '{near[0]}'?" if near else f"it takes {', '.join(known)}"
+        raise TypeError(f"{owner} has no argument '{name}'; {instead.get(name, guess)}")
 
 
 def as_integer(name: str, value: object) -> int:

@@ -3,13 +3,17 @@
 It is what users and DALI's loops see of a `dali_pipes.delivery.Delivery`, which does the work.
 """
 
+import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, Self
 
 import torch
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
+from dali_pipes.arguments import refuse_unknown
 from dali_pipes.bad_samples import BadSample
 from dali_pipes.data_set.find import Mixture
 from dali_pipes.delivery import Delivery
@@ -19,7 +23,7 @@ from dali_pipes.graph.dali_internals import ITERATOR_ATTRIBUTES, set_epoch_size
 from dali_pipes.graph.definition import BatchDict, Graph
 from dali_pipes.integrations.dali_iterator import DaliIterator
 from dali_pipes.integrations.data_loader import DictBatches, EachIter, LoaderBatches, LoaderDataset, OutputNames
-from dali_pipes.opening import LoaderArguments
+from dali_pipes.opening import GROUPS, LoaderArguments
 from dali_pipes.options import BadSamples, Cache, Decode, Outputs, Select, Shards, Shuffle
 from dali_pipes.order.plan import LastBatchPolicyName
 from dali_pipes.store.urls import ShardUrls
@@ -30,6 +34,24 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from dali_pipes.integrations.jax import JaxBatches
+
+
+_Arguments = ParamSpec("_Arguments")
+
+# Arguments of others' data loaders, and what takes their places.
+_INSTEAD = {
+    "num_workers": "a loader has threads of its own: decode=dali_pipes.Decode(threads=), dali_pipes.Cache(fetchers=)",
+    "prefetch_factor": "pass decode=dali_pipes.Decode(queue_depth=)",
+    "pin_memory": "leave it out: batches are made on the loader's device",
+    "drop_last": "pass last_batch_policy='DROP'",
+    "transform": "what it does belongs into the graph, the second argument: see dali_pipes.classification_train",
+    "collate_fn": "the graph's outputs are batches: see loader.as_dataloader(outputs=) for tuples and other names",
+    "sampler": "pass shuffle= and select=dali_pipes.Select(...)",
+} | {
+    field.name: f"pass {group}=dali_pipes.{options.__name__}({field.name}=)"
+    for group, options in (GROUPS | {"shuffle": Shuffle}).items()
+    for field in dataclasses.fields(options)
+}
 
 
 class Loader(DALIGenericIterator):  # type: ignore[misc]
@@ -77,6 +99,12 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     """Whether the loader is opened; only one with ``rank="late"`` is not, until it is needed."""
     parts: LoaderParts
     """For this package's commands, not for users."""
+
+    def __new__(cls, *given: object, **_: object) -> Self:
+        if not given or not isinstance(given[0], Delivery):
+            raise TypeError("a Loader is made by the function dali_pipes.loader(shards, graph, batch_size=...)")
+        made: Self = super().__new__(cls)
+        return made
 
     def __init__(self, delivery: Delivery) -> None:
         self.delivery = delivery
@@ -310,6 +338,19 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
         return JaxBatches(self.delivery, outputs=outputs, sharding=sharding, each_iter=each_iter)
 
 
+def _explained(function: Callable[_Arguments, Loader]) -> Callable[_Arguments, Loader]:
+    """Say what to do about an argument that the function does not take."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def explained(*args: _Arguments.args, **named: _Arguments.kwargs) -> Loader:
+        refuse_unknown("dali_pipes.loader", named, known, instead=_INSTEAD)
+        return function(*args, **named)
+
+    return explained
+
+
+@_explained
 def loader(
     shards: ShardUrls | Shards | Mixture,
     graph: Graph,

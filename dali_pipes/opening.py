@@ -57,7 +57,7 @@ _LATER = (
     "the job can continue at the exact next sample once the cluster is back: pass its saved Loader.state_dict() as "
     "dali_pipes.loader(state=...)"
 )
-_GROUPS = {"select": Select, "bad_samples": BadSamples, "cache": Cache, "decode": Decode, "outputs": Outputs}
+GROUPS = {"select": Select, "bad_samples": BadSamples, "cache": Cache, "decode": Decode, "outputs": Outputs}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class LoaderArguments:
 
     def __post_init__(self) -> None:
         _check_graph(self.graph)
-        for name, group in _GROUPS.items():
+        for name, group in GROUPS.items():
             if not isinstance(given := getattr(self, name), group):
                 raise TypeError(f"{name} must be a dali_pipes.{group.__name__}, got {given!r}")
         convert: dict[str, Callable[[Any], Any]] = {

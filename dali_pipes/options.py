@@ -8,9 +8,9 @@ Each class is frozen and checks types and values when it is made; of numpy's it 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_origin
 
-from dali_pipes.arguments import as_bool, as_integer, as_number, check_choice
+from dali_pipes.arguments import as_bool, as_integer, as_number, check_choice, refuse_unknown
 from dali_pipes.cache.cache import Verify
 from dali_pipes.fetch.fetcher import NUM_FETCHERS
 from dali_pipes.formats.photo_header import MAX_PIXELS
@@ -52,6 +52,10 @@ class _Options:
     """Checks the fields that are bools, integers, choices or paths, and keeps them as plain Python values."""
 
     _may_be_zero: ClassVar[tuple[str, ...]] = ()
+
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        refuse_unknown(f"dali_pipes.{cls.__name__}", named, [field.name for field in fields(cls)])  # type: ignore[arg-type]
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]  # a subclass is a dataclass

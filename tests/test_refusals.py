@@ -48,6 +48,9 @@ def command(first: str) -> Any:
 # An error; a function or a command; arguments or further words, each with a part of the message.
 # fmt: off
 CASES = [
+    (UsageError, command(""), {
+        "make a b": "no command 'make'; did you mean 'cli prep make'?", "zz": "no command 'zz'; there are bench, cache",
+        "prep mkae a b": "no command 'mkae'; did you mean 'cli prep make'?", "doctr": "did you mean 'cli doctor'?"}),
     (UsageError, command("prep view set"), {
         "": "Missing argument 'OUT'", "a.png --keys ,": "got ','", "none/a.png": "no directory 'none'; make it",
         "a.png --quarantine bad.tsv": "--quarantine is for a page: name one", "a.txt": ".jpg or .webp, got 'a.txt'",
@@ -150,6 +153,11 @@ CASES = [
     (TypeError, lambda value: color.jitter_range("hue", value), {"a": "hue must be a number or a pair of numbers"}),
     (PipesError, lambda url: open_loader(url).__reduce_ex__(2), {"set": "cannot be copied or sent to another process"}),
     (TypeError, lambda url: open_loader(url).as_dataloader().__getitems__(url), {"set": "order, and no samples 'set'"}),
+    (TypeError, lambda name: dp.loader("set", dp.segmentation(), **{name: 4}), {
+        "num_workers": "no argument 'num_workers'; a loader has threads of its own", "transform": "belongs into the gr",
+        "batchsize": "did you mean 'batch_size'?", "directory": "pass cache=dali_pipes.Cache(directory=)"}),
+    (TypeError, lambda name: dp.Cache(**{name: 1}), {"dir": "did you mean 'directory'?", "x": "it takes directory, "}),
+    (TypeError, dp.Loader, {"set": "a Loader is made by the function dali_pipes.loader(shards, graph, batch_size="}),
     (TypeError, lambda crop: dp.segmentation(crop=json.loads(crop)), {
         '"16"': "crop must be an integer, got '16'", '[16, 16, "3"]': "crop must be an integer, got [16, 16, '3']"}),
     (TypeError, lambda crop: dp.classification_train(crop=float(crop)), {"16": "crop must be an integer, got 16.0"}),

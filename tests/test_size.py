@@ -9,9 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 MOST = {
-    "dali_pipes": (3_440, 16),
+    "dali_pipes": (3_510, 16),
     "dali_pipes/cache": (2_060, 7),
-    "dali_pipes/commands": (1_680, 6),
+    "dali_pipes/commands": (1_700, 6),
     "dali_pipes/data_set": (2_230, 7),
     "dali_pipes/fetch": (1_130, 4),
     "dali_pipes/formats": (3_290, 12),
@@ -22,7 +22,7 @@ MOST = {
     "dali_pipes/order": (1_960, 7),
     "dali_pipes/processes": (500, 2),
     "dali_pipes/reader": (1_590, 7),
-    "dali_pipes/store": (2_210, 9),
+    "dali_pipes/store": (2_240, 9),
     "dali_pipes/store/cloud": (1_070, 4),
     "dali_pipes/store/cluster": (2_260, 11),
     "dali_pipes/store/http": (1_800, 5),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 56_380, 243
+SUM_LINES, SUM_MODULES = 56_500, 243
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 41_500, 500
+TESTS_LINES, FILE_LINES = 41_540, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

@@ -4,6 +4,7 @@ Only click, and modules that need nothing else, are imported before a command ru
 """
 
 import dataclasses
+import difflib
 import importlib
 import importlib.util
 import re
@@ -49,6 +50,21 @@ class LazyGroup(click.Group):
             _check_ours(package)
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return with_verbosity(command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            name, path = args[0], ctx.command_path
+            commands = {known: f"{path} {known}" for known in self._lazy}
+            for group in self._lazy:  # `make` for `prep make`
+                if isinstance(command := self.get_command(ctx, group), LazyGroup):
+                    commands |= {below: f"{path} {group} {below}" for below in command.list_commands(ctx)}
+            near = difflib.get_close_matches(name, commands, 1)
+            guess = f"did you mean '{commands[near[0]]}'?" if near else f"there are {', '.join(self._lazy)}"
+            raise click.UsageError(f"no command '{name}'; {guess}", ctx) from exc
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

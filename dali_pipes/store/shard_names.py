@@ -236,7 +236,7 @@ EXTENSIONS = (".tar", ".tgz", ".tar.gz")
 """The extensions of shards. Compressed shards save space; only ``.tar`` can be indexed and trained from."""
 
 # No command here reads these. They are recognised, so that the error can say how a shard is compressed.
-_FOREIGN = (".tar.lz4", ".tar.zst", ".tar.xz", ".tar.bz2", ".txz", ".tbz2", ".zip")
+_FOREIGN = (".tar.lz4", ".tar.zst", ".tar.xz", ".tar.bz2", ".txz", ".tbz2")
 
 # An empty part, a part '.' or '..', or a NUL. The last part may be empty: a prefix may end with a slash.
 _ODD_PART = re.compile(r"(?:^|/)(?:\.{0,2}/|\.{1,2}$)|\0")

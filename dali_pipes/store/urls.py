@@ -4,10 +4,13 @@ A `Pattern` is a URL that does not spell the names of its shards: the beginning 
 tars.
 """
 
+import contextlib
 import fnmatch
 import glob
+import itertools
 import os
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -142,7 +145,13 @@ class Pattern:
         """
         found = _plain_first(listed)
         if not found:
-            is_folder = self.store.directory is not None and not (self.prefix or self.is_glob)
+            folder = self.store.directory
+            is_folder = folder is not None and not (self.prefix or self.is_glob)
+            if folder is not None and is_folder and _has_photos(folder):
+                raise StoreError(
+                    f"'{self.url}' holds photos, and no shards; make shards of them: dali-pipes prep make "
+                    f"{shlex.quote(str(folder))} SHARDS"
+                )
             start = "samples-" if is_folder else f"{self.url.rstrip('*/-_')}-"
             raise StoreError(
                 f"'{self.url}' {'holds' if is_folder else 'matches'} no .tar; expected shards such as {start}000000.tar"
@@ -188,6 +197,16 @@ def _glob_matches(pattern: str, path: str) -> bool:
         fnmatch.fnmatchcase(name, part) and (not name.startswith(".") or part.startswith("."))
         for part, name in zip(wanted, found, strict=True)
     )
+
+
+def _has_photos(folder: Path) -> bool:
+    """Whether a photo lies in a folder or in one of the first folders in it: it is the source of shards."""
+    from dali_pipes.formats.photo_header import is_photo
+
+    with contextlib.suppress(OSError):
+        places = [folder, *itertools.islice(filter(Path.is_dir, folder.iterdir()), 20)]
+        return any(is_photo(path.name) for place in places for path in place.iterdir())
+    return False
 
 
 def _plain_first(found: Sequence[str]) -> list[str]:

@@ -218,8 +218,19 @@ def test_compressed_shards_are_named_where_they_will_do_and_refused_where_not(
         resolve_shards(f"{packed}/{url}", endpoint=None)
 
 
-@pytest.mark.parametrize(("url", "ending"), [("z-", ".tar.lz4"), ("z-{0..1}.tar.zst", ".tar.zst"), ("z.zip", ".zip")])
+@pytest.mark.parametrize(("url", "ending"), [("z-", ".tar.lz4"), ("z-{0..1}.tar.zst", ".tar.zst")])
 def test_compression_that_nothing_here_reads_is_refused(packed: Path, url: str, ending: str) -> None:
     for compressed in (False, True):
         with pytest.raises(DataError, match=rf"is compressed as \{ending}; DALI reads .*: unpack it"):
             resolve_shards(f"{packed}/{url}", endpoint=None, compressed=compressed)
+
+
+def test_folder_of_photos_is_no_data_set(tmp_path: Path) -> None:
+    """Nor is one with an archive of another kind: the error says what makes shards of photos."""
+    (tmp_path / "data.zip").touch()
+    with pytest.raises(StoreError, match=r"holds no \.tar; expected shards such as samples-000000\.tar"):
+        resolve_shards(tmp_path, endpoint=None)
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.JPG").touch()
+    with pytest.raises(StoreError, match="holds photos, and no shards; make shards of them: dali-pipes prep make /"):
+        resolve_shards(tmp_path, endpoint=None)
