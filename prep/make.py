@@ -21,6 +21,7 @@ from prep.shuffle.key_map import Grouping
 from prep.shuffle.order import Algorithm
 from prep.shuffle.request import Request
 from prep.shuffle.shuffle import ShuffleReport, shuffle
+from prep.sources.coco import BOXES
 
 SHUFFLED_PREFIX = "shuffled-"
 BATCH_SIZE = 64
@@ -170,12 +171,14 @@ def python_program(
     for made in sets:
         size = min(BATCH_SIZE, made.manifest.num_samples)
         last = ', last_batch_policy="PARTIAL"' if _is_evaluated(made.split) else ""
+        # Boxes are a list, with an entry for each photo.
+        shape = "getattr(values, 'shape', len(values))" if has_boxes(made.manifest) else "tuple(values.shape)"
         arguments = f"{_quoted(made.url)}, {_graph(made, masks)}, batch_size={size}, seed={seed}{last}{options}"
         body += [
             f"with dp.loader({arguments}) as loader:",
             '    print(f"{loader.num_samples} samples, {len(loader)} batches")',
             "    for batch in loader.as_dicts():",
-            "        print({name: tuple(values.shape) for name, values in batch.items()})",
+            f"        print({{name: {shape} for name, values in batch.items()}})",
             "        break",
         ]
     head = ["import dali_pipes as dp", ""]
@@ -201,12 +204,20 @@ def _graph(made: MadeSet, masks: Sequence[str] | None) -> str:
         photos = [name for name in made.manifest.components if is_photo(name) and name not in (masks or ())]
         photo = max(photos, key=lambda name: made.manifest.components[name], default="jpg")
         arguments = [f"photo={_quoted(photo)}"]
+    if has_boxes(made.manifest):
+        scale = ["scale=None", "flip=0"] if _is_evaluated(made.split) else []
+        return f"dp.detection({', '.join([*arguments, *scale])})"
     if masks:
         arguments.append(f"mask={_quoted(';'.join(masks))}")
     if masks or (masks is None and _most_have_masks(counts[""], photo)):
         return f"dp.segmentation({', '.join(arguments)})"
     name = "classification_eval" if _is_evaluated(made.split) else "classification_train"
     return f"dp.{name}({', '.join(arguments)})"
+
+
+def has_boxes(manifest: Manifest) -> bool:
+    """Whether all samples have boxes, as COCO's photos have."""
+    return manifest.components.get(BOXES) == manifest.num_samples
 
 
 def _most_have_masks(counts: ComponentCounts, photo: str) -> bool:

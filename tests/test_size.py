@@ -26,8 +26,8 @@ MOST = {
     "dali_pipes/store/cloud": (1_070, 4),
     "dali_pipes/store/cluster": (2_260, 11),
     "dali_pipes/store/http": (1_800, 5),
-    "prep": (680, 6),
-    "prep/commands": (2_500, 12),
+    "prep": (700, 6),
+    "prep/commands": (2_520, 12),
     "prep/embedded": (1_660, 8),
     "prep/etl": (680, 3),
     "prep/inspect": (1_940, 8),
@@ -35,7 +35,7 @@ MOST = {
     "prep/photos": (470, 2),
     "prep/recode": (640, 2),
     "prep/shuffle": (2_290, 7),
-    "prep/sources": (1_540, 7),
+    "prep/sources": (1_710, 8),
     "prep/tar": (450, 2),
     "prep/versions": (1_060, 5),
     "prep/workers": (620, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 56_500, 243
+SUM_LINES, SUM_MODULES = 56_710, 244
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 41_540, 500
+TESTS_LINES, FILE_LINES = 41_600, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

@@ -169,6 +169,23 @@ def pack_pets(directory: Path, url: str, *, download: bool, **options: Any) -> N
     _pack(pets(directory), url, **options)
 
 
+@pack.command("coco", short_help="A directory in the layout of COCO: photos with boxes.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("url")
+@_spread_options
+@pack_options
+def pack_coco(directory: Path, url: str, **options: Any) -> None:
+    """Pack the photos and boxes of DIRECTORY, laid out as COCO, to URL.
+
+    The command reads annotations/instances_*.json, or _annotations.coco.json beside the photos. A sample has the
+    photo and boxes.json, which dali_pipes.detection reads; classes keep COCO's ids. Photos that are missing, or that no
+    file lists, are left out and named.
+    """
+    from prep.sources.coco import coco
+
+    _pack(coco(directory), url, **options)
+
+
 @pack.command("imagefolder", short_help="A directory with a folder for each class.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("url")

@@ -1,4 +1,4 @@
-"""Find out what a source is: class folders, the pets layout, photos, a table, tars, Parquet files.
+"""Find out what a source is: class folders, the pets layout, COCO's, photos, a table, tars, Parquet files.
 
 Nothing is read but names, the columns of tables, and the first photo in each folder.
 """
@@ -15,6 +15,7 @@ from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.store.shard_names import extension_of
 from dali_pipes.store.urls import is_remote
 from prep.sources import Kind
+from prep.sources.coco import coco, coco_files
 from prep.sources.folders import folders_of, holds_photos, imagefolder, pets, pets_root, photo_folder
 from prep.sources.hf import find_parquet, hf, is_split, read_schema, split_of_file
 from prep.sources.record import Source
@@ -73,6 +74,8 @@ class Detected:
             return photo_folder(path)
         if self.kind == "pets":
             return pets(path)
+        if self.kind == "coco":
+            return coco(path)
         shards = list_shards(self.source, endpoint=endpoint, compressed=True)
         return tars(shards, jobs=jobs, show_progress=show_progress)
 
@@ -101,8 +104,8 @@ def detect(source: str, *, kind: Kind | None = None, classes: Collection[str] = 
     if not candidates:
         raise DataError(
             f"'{source}' is no source that is known: looked for class folders (cat/1.jpg), photos, the pets layout "
-            "(images, annotations/list.txt), a table of paths (.csv, .tsv, .json, .jsonl, .ndjson or .parquet), "
-            "Hugging Face's Parquet files, and tars"
+            "(images, annotations/list.txt), COCO's (annotations/instances_*.json), a table of paths (.csv, .tsv, "
+            ".json, .jsonl, .ndjson or .parquet), Hugging Face's Parquet files, and tars"
         )
     found = [one for one in candidates if kind is None or one.kind == kind]
     if len(found) == 1:
@@ -151,6 +154,9 @@ def _in_directory(path: Path, classes: Collection[str]) -> list[Detected]:
     root = pets_root(path)
     if (root / "images").is_dir() and (root / "annotations" / "list.txt").is_file():
         return [Detected(str(path), "pets", "the layout of Oxford-IIIT Pet")]
+    if files := coco_files(path):
+        splits = tuple(files) if len(files) > 1 else ()
+        return [_split(path, "coco", f"photos with boxes, by {shown([one.name for one in files.values()])}", splits)]
     names = sorted(entry.name for entry in os.scandir(path) if entry.is_file() and not entry.name.startswith("."))
     found = _parquet(path)
     if any(map(extension_of, names)):
