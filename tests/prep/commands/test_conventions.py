@@ -24,6 +24,7 @@ from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.sources.demo_photos import demo_photos
+from tests.prep.sources.test_coco import write_split
 from tests.prep.sources.test_hf import write_hf
 from tests.shards import encode_photo, pack, write_pets
 
@@ -53,6 +54,7 @@ RUNS = {
     "prep info": "{shards}",
     "prep log": "{living}",
     "prep make": "{pets} {out}",
+    "prep pack coco": "{coco} {out}",
     "prep pack demo": "{out} --count 8",
     "prep pack hf": "{hf} {out}",
     "prep pack imagefolder": "{photos} {out}",
@@ -75,7 +77,7 @@ FAILS = {
     "prep etl get": ("ais://b/x-0.tar {out} --function pets --endpoint {closed}", "no answer from AIStore at"),
     "cache warm": ("{out}/none --cache {cache}", "no such directory: '{out}'"),
     "prep add": ("{photos}/none {shards}", "no such file or directory: '{photos}/none'"),
-    "prep compact": ("{photos}", "'{photos}' holds no .tar"),
+    "prep compact": ("{photos}", "'{photos}' holds photos, and no shards"),
     "prep make": ("{out}/none {out}", "no such file or directory: '{out}/none'"),
     "prep pack demo": ("{photos}/list.csv/x --count 8", "{photos}/list.csv/x"),
     "prep pack hf": ("{photos}/none {out}", "'{photos}/none'"),
@@ -125,7 +127,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         path.parent.mkdir(parents=True)
         path.write_bytes(encode_photo(seed=number))
     (found["photos"] / "list.csv").write_text("path,label\ncat/0.jpg,1\ndog/1.jpg,2\n")
-    found["hf"] = root / "hf"
+    write_split(root / "coco", "val", range(2))
+    found["coco"], found["hf"] = root / "coco", root / "hf"
     write_hf(found["hf"] / "a.parquet", [{"image": {"bytes": encode_photo(), "path": None}, "label": 1}])
     return {name: str(path) for name, path in found.items()}
 
