@@ -35,7 +35,7 @@ class Names:
 
     >>> names = Names(base="birds-", splits=("train", "val"))
     >>> names.packed, names.sets
-    ('birds-samples-', ('birds-train-', 'birds-val-'))
+    ('birds-unshuffled/samples-', ('birds-train-', 'birds-val-'))
     """
 
     base: str
@@ -44,8 +44,8 @@ class Names:
 
     @property
     def packed(self) -> str:
-        """The prefix of the packed shards."""
-        return f"{self.base}{DEFAULT_PREFIX}"
+        """The prefix of the packed shards: in a folder, so that a directory holds the shuffled ones alone."""
+        return f"{self.base}unshuffled/{DEFAULT_PREFIX}"
 
     @property
     def shuffled(self) -> str:
@@ -87,11 +87,9 @@ def check_unchanged(store: Store, names: Names) -> None:
 
 
 def check_shares(shares: Mapping[str, float], *, seed: int) -> None:
-    """Raise `ValueError` if these are no shares of splits, or a split would have the names of the packed shards."""
+    """Raise `ValueError` if these are no shares of splits."""
     if shares:
         Grouping(by="split", shares=shares, seed=seed)
-    if (taken := DEFAULT_PREFIX.rstrip("-")) in shares:
-        raise ValueError(f"a split cannot be called '{taken}': the packed shards are called so; choose another name")
 
 
 def shuffle_packed(

@@ -71,8 +71,8 @@ def make(
     or tars: the command finds out which, and says so. Folders or files called train, val or test are splits. DEST
     is ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX].
 
-    The command writes DEST/samples-..., as packed; DEST/shuffled-..., or DEST/train-... and so on for splits, which
-    are the data sets; and their index. It says what it does on stderr. On stdout is a Python program that loads the
+    The command writes DEST/unshuffled/samples-..., as packed; DEST/shuffled-..., or DEST/train-... and so on for
+    splits, which are the data sets; and their index. It says what it does on stderr. On stdout is a Python program that loads the
     data sets. Run it again to finish what was interrupted: only what is missing is written.
 
     Each step is a command of its own, with more options: prep pack, prep shuffle, prep index, prep verify. The exit
