@@ -72,8 +72,8 @@ def make(
     is ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX].
 
     The command writes DEST/unshuffled/samples-..., as packed; DEST/shuffled-..., or DEST/train-... and so on for
-    splits, which are the data sets; and their index. It says what it does on stderr. On stdout is a Python program that loads the
-    data sets. Run it again to finish what was interrupted: only what is missing is written.
+    splits, which are the data sets; and their index. It says what it does on stderr. On stdout is a Python program
+    that loads the data sets. Run it again to finish what was interrupted: only what is missing is written.
 
     Each step is a command of its own, with more options: prep pack, prep shuffle, prep index, prep verify. The exit
     code is 1 if something is wrong with the data: for bad samples that were kept, if they are more than --max-bad.
