@@ -18,6 +18,9 @@ _OTHER_PICTURES = frozenset(
 )
 """Extensions of pictures that are no photo component, because no decoder here reads them."""
 
+_LABEL_FILES = (".txt", ".xml", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
+"""Extensions of files that may hold labels of the photos beside them: YOLO's, Pascal VOC's, tables."""
+
 PHOTO = "image.jpg"
 MASK = "trimap.png"
 """The components of Oxford-IIIT Pet."""
@@ -147,6 +150,13 @@ class _Found:
         paths = (path for record in self._records for path in record.components.values() if isinstance(path, Path))
         if dotted := [str(path.relative_to(self._directory)) for path in paths if "." in path.stem]:
             source.noted.append(f"a dot in a photo's name is a dash in its key: {shown(dotted)}")
+        names = [line.partition(":")[0] for line in source.others]
+        labels = [name for name in names if Path(name).suffix.lower() in _LABEL_FILES]
+        if labels and not source.classes:
+            source.noted.append(
+                f"not used, although they may hold labels: {shown(labels)}; labels are read from folders of classes, "
+                "COCO's files and tables (prep pack table)"
+            )
         return without_empty_classes(source, range(len(self._records)))
 
 

@@ -227,3 +227,13 @@ def test_folder_that_cannot_be_read_is_named(root: Path) -> None:
     (root / "a" / "deep").chmod(0)
     with pytest.raises(StoreError, match=r"cannot read the folder '.*root/a/deep': Permission denied"):
         imagefolder(root)
+
+
+def test_files_that_may_hold_labels_are_named(tmp_path: Path) -> None:
+    """YOLO's, for example: who packs such a folder must not believe that the labels came along."""
+    for number in range(2):
+        (tmp_path / "images").mkdir(exist_ok=True)
+        (tmp_path / "images" / f"{number}.jpg").write_bytes(encode_photo(seed=number))
+        (tmp_path / "images" / f"{number}.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    (noted,) = photo_folder(tmp_path).noted
+    assert noted.startswith("not used, although they may hold labels: 'images/0.txt', 'images/1.txt'; labels are read")
