@@ -27,7 +27,7 @@ MOST = {
     "dali_pipes/store/cluster": (2_260, 11),
     "dali_pipes/store/http": (1_800, 5),
     "prep": (700, 6),
-    "prep/commands": (2_520, 12),
+    "prep/commands": (2_540, 12),
     "prep/embedded": (1_660, 8),
     "prep/etl": (680, 3),
     "prep/inspect": (1_940, 8),
@@ -35,7 +35,7 @@ MOST = {
     "prep/photos": (470, 2),
     "prep/recode": (640, 2),
     "prep/shuffle": (2_290, 7),
-    "prep/sources": (1_710, 8),
+    "prep/sources": (1_850, 9),
     "prep/tar": (450, 2),
     "prep/versions": (1_060, 5),
     "prep/workers": (620, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 56_710, 244
+SUM_LINES, SUM_MODULES = 56_870, 245
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 41_600, 500
+TESTS_LINES, FILE_LINES = 41_700, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

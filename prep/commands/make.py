@@ -67,9 +67,9 @@ def make(
 ) -> None:
     """Make data sets of SOURCE in DEST: pack, shuffle, split if asked to, index and verify.
 
-    SOURCE is a folder of photos or of class folders, the pets layout, COCO's, a table, Hugging Face's Parquet files
-    or tars: the command finds out which, and says so. Folders or files called train, val or test are splits. DEST
-    is ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX].
+    SOURCE is a folder of photos or of class folders, the pets layout, COCO's, YOLO's, a table, Hugging Face's
+    Parquet files or tars: the command finds out which, and says so. Folders or files called train, val or test are
+    splits. DEST is ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX].
 
     The command writes DEST/unshuffled/samples-..., as packed; DEST/shuffled-..., or DEST/train-... and so on for
     splits, which are the data sets; and their index. It says what it does on stderr. On stdout is a Python program

@@ -186,6 +186,23 @@ def pack_coco(directory: Path, url: str, **options: Any) -> None:
     _pack(coco(directory), url, **options)
 
 
+@pack.command("yolo", short_help="A directory in the layout of YOLO: photos with boxes.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("url")
+@_spread_options
+@pack_options
+def pack_yolo(directory: Path, url: str, **options: Any) -> None:
+    """Pack the photos and boxes of DIRECTORY, laid out as YOLO, to URL.
+
+    The command reads images/, labels/*.txt and the names of data.yaml. A sample has the photo and boxes.json, which
+    dali_pipes.detection reads, with boxes in pixels of the upright photo. A photo without a label file has no boxes. A
+    polygon becomes the box around it. A record with a line of another form is broken: see --on-bad.
+    """
+    from prep.sources.yolo import yolo
+
+    _pack(yolo(directory), url, **options)
+
+
 @pack.command("imagefolder", short_help="A directory with a folder for each class.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("url")
