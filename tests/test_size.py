@@ -35,7 +35,7 @@ MOST = {
     "prep/photos": (470, 2),
     "prep/recode": (640, 2),
     "prep/shuffle": (2_290, 7),
-    "prep/sources": (1_850, 9),
+    "prep/sources": (1_860, 9),
     "prep/tar": (450, 2),
     "prep/versions": (1_060, 5),
     "prep/workers": (620, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 56_870, 245
+SUM_LINES, SUM_MODULES = 56_880, 245
 
 
 def sizes() -> dict[str, tuple[int, int]]:

@@ -268,7 +268,7 @@ class CacheFiles:
         self._remove_names([f"{key}.{suffix}" for suffix in _SUFFIXES], key=key)
 
     def remove_unused(self) -> None:
-        """Remove the cache files that nobody uses, and that are not to be kept, or have nothing to keep."""
+        """Remove the cache files that nobody uses, unless they are to be kept and hold something."""
         for key, opened in list(self.opened.items()):
             if not (opened.table.keep and opened.table.resident_bytes) and not self.slots.of(key):
                 self.remove(key)

@@ -3,7 +3,7 @@
 A rank is given by the caller, else by Accelerate's mesh, torch's or JAX's process group, else by the launcher:
 ``torchrun``, Slurm's ``srun`` and the MPI launchers set environment variables.
 
-Under tensor, pipeline or context parallelism several processes train on the same samples: they are of one rank.
+Under tensor, pipeline or context parallelism several processes train on the same samples: they have the same rank.
 
 Orders are compared through the store of torch's process group, a table of small values that its processes share.
 Nothing here is a collective operation, and nothing waits for another rank: if two ranks disagree, the one that comes
@@ -319,7 +319,7 @@ class Agreement:
         return f"dali-pipes/{attempt}/{self._name}/{name}"
 
     def _compare_inputs(self, inputs: Mapping[str, str], process: int, num_processes: int) -> None:
-        """Compare with the process that came first, and take one of the places that the group has for this rank."""
+        """Compare the inputs with those of the first process, and claim one of the rank's places in the group."""
         store, (rank, world_size) = _store(), (self._process.rank, self._process.world_size)
 
         def first(name: str, value: Mapping[str, Any]) -> Any:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import DataError, shown
-from dali_pipes.formats.photo_header import is_photo
-from prep.sources.record import Record, Source, photo_component, require_directory
+from prep.sources.record import Record, Source, photo_component, require_directory, unpacked_photos
 
 BOXES = "boxes.json"
 """The component of a photo's boxes, which `dali_pipes.detection` reads: a list of COCO's annotations."""
@@ -19,9 +18,10 @@ _HEAD_BYTES = 1 << 20
 
 
 def coco_files(directory: Path) -> dict[str, Path]:
-    """Find COCO's files: the split, from the file's or the folder's name -> the file; none if it is another layout.
+    """Find COCO's files, by split; a directory in another layout has none. The file or its folder names the split.
 
-    A file is known by its first mebibyte: captions have no ``categories``, and other programs' files no such lists.
+    The first mebibyte tells whether a file is COCO's: files of captions have no ``categories``, and files of other
+    programs have none of the three lists.
     """
     for pattern in _PATTERNS:
         if files := [path for path in sorted(directory.glob(pattern)) if _is_coco(path)]:
@@ -65,7 +65,6 @@ class _Found:
         self._directory = directory
         self._classes: dict[int, str] = {}
         self._records: list[Record] = []
-        self._roots: set[Path] = set()
         self._skipped: list[str] = []
         self._noted: list[str] = []
 
@@ -79,6 +78,8 @@ class _Found:
                     f"'{path}': category {number} is '{name}', and '{self._classes[number]}' in another file"
                 )
         boxes: dict[Any, list[dict[str, Any]]] = {entry["id"]: [] for entry in lists["images"]}
+        if len(boxes) < len(lists["images"]):
+            raise DataError(f"'{path}': two images have the same id; each needs an id of its own")
         for entry in lists["annotations"]:
             if entry["image_id"] not in boxes:
                 raise DataError(
@@ -98,7 +99,6 @@ class _Found:
         if odd := next((name for name in names if Path(name).is_absolute() or ".." in Path(name).parts), None):
             raise DataError(f"'{path}' lists the photo '{odd}'; expected a path below a folder of photos")
         root = self._root_of(path, split, names)
-        self._roots.add(root)
         for entry, name in zip(lists["images"], names, strict=True):
             if not (photo := root / name).is_file():
                 self._skipped.append(f"{name}: '{path.name}' lists it, and it is not in '{root}'")
@@ -122,10 +122,7 @@ class _Found:
         raise DataError(f"'{path}' lists photos such as {shown(names[:1])}, which are in none of {looked}")
 
     def finished(self) -> Source:
-        listed = {path for record in self._records for path in record.components.values() if isinstance(path, Path)}
-        for root in sorted(self._roots):
-            lacking = (path for path in sorted(root.rglob("*")) if is_photo(path.name) and path not in listed)
-            self._skipped += [f"{path.relative_to(self._directory)}: no file of COCO lists it" for path in lacking]
+        self._skipped += unpacked_photos(self._directory, self._records, why="no file of COCO lists it")
         return Source(
             name=f"COCO '{self._directory}'",
             records=self._records,

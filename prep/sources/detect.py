@@ -1,6 +1,7 @@
 """Find out what a source is: class folders, the pets layout, COCO's, YOLO's, photos, a table, tars, Parquet files.
 
-Nothing is read but names, the columns of tables, and the first photo in each folder.
+Nothing is read but names, the columns of tables, the beginning of files that may be COCO's, and the first photo in each
+folder.
 """
 
 import os

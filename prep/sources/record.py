@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
+from dali_pipes.formats.photo_header import is_photo
 from prep.tar.writer import Entry, Range
 
 if TYPE_CHECKING:
@@ -100,6 +101,13 @@ def without_empty_classes(source: Source, numbers: Iterable[int]) -> Source:
         record if record.label is None else replace(record, label=ids.get(record.label)) for record in source.records
     ]
     return replace(source, records=records, classes={number: source.classes[label] for label, number in ids.items()})
+
+
+def unpacked_photos(directory: Path, records: Iterable[Record], *, why: str) -> list[str]:
+    """Name the photos below a directory that no record has, a line each, with the reason ``why``."""
+    packed = {part for record in records for part in record.components.values() if isinstance(part, Path)}
+    found = (path for path in sorted(directory.rglob("*")) if is_photo(path.name) and path not in packed)
+    return [f"{path.relative_to(directory)}: {why}" for path in found]
 
 
 def require_directory(directory: Path) -> None:

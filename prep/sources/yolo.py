@@ -2,17 +2,19 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.orientation import read_orientation, upright_size
 from dali_pipes.formats.photo_header import is_photo, read_photo_header
 from prep.sources.coco import BOXES
-from prep.sources.record import Record, Source, photo_component, require_directory
+from prep.sources.record import Record, Source, photo_component, require_directory, unpacked_photos
 
 # In data.yaml: `names: [cat, dog]`, or a line for each name, `- cat` or `0: cat`.
 _INLINE = re.compile(r"^names\s*:\s*\[(?P<names>[^\]]*)\]", re.MULTILINE)
 _LINES = re.compile(r"^names\s*:\s*(?:#.*)?\n(?P<names>(?:[ \t]*(?:-|\d+\s*:)[^\n]*(?:\n|\Z))+)", re.MULTILINE)
+_NAME = re.compile(r"\s*(?:-|(?P<id>\d+)\s*:)\s*(?P<name>.*?)\s*(?:\s#.*)?$")
 
 
 def yolo_folders(directory: Path) -> dict[str, tuple[Path, Path]]:
@@ -22,7 +24,7 @@ def yolo_folders(directory: Path) -> dict[str, tuple[Path, Path]]:
     """
     images, labels = directory / "images", directory / "labels"
     if images.is_dir() and labels.is_dir():
-        both = [path.name for path in sorted(images.iterdir()) if path.is_dir() and (labels / path.name).is_dir()]
+        both = [path.name for path in sorted(images.iterdir()) if (labels / path.name).is_dir()]
         found = {split: (images / split, labels / split) for split in both} or {"": (images, labels)}
     else:
         folders = sorted(
@@ -47,12 +49,13 @@ def yolo(directory: Path) -> Source:
     if not folders:
         raise DataError(f"'{directory}' has not YOLO's layout: looked for images/ and labels/ with .txt files in it")
     records: list[Record] = []
+    broken: list[Path] = []
     source = Source(name=f"YOLO '{directory}'", records=records, classes=_read_names(directory))
     for split, (images, labels) in folders.items():
         photos: dict[str, Path] = {}
         for path in sorted(images.iterdir()):
-            if is_photo(path.name) and photos.setdefault(path.stem, path) != path:
-                source.skipped.append(f"{path.relative_to(directory)}: '{photos[path.stem].name}' has this label file")
+            if is_photo(path.name):
+                photos.setdefault(path.stem, path)  # another photo of this name is named below
         files = {path.stem: path for path in sorted(labels.glob("*.txt"))}
         prefix = f"{split}/" if len(folders) > 1 else ""
         source.skipped.extend(f"{files[name].relative_to(directory)}: no photo" for name in files if name not in photos)
@@ -64,15 +67,19 @@ def yolo(directory: Path) -> Source:
         for name, photo in photos.items():
             key = f"{prefix}{name.replace('.', '-')}"
             try:
-                boxes = _read_boxes(files.get(name), photo, num_classes=len(source.classes))
+                boxes = _read_boxes(files.get(name), photo, classes=source.classes)
             except DataError as exc:
                 source.broken.append(f"{key}: {exc}")
+                broken.append(photo)
                 continue
             parts: dict[str, bytes | Path] = {
                 photo_component(photo.suffix[1:]): photo,
                 BOXES: json.dumps(boxes).encode(),
             }
             records.append(Record(key=key, components=parts, label=None))
+    tried = [Record(key="", components={"": photo}, label=None) for photo in broken]
+    why = "another photo has its label file, or its folder has none"
+    source.skipped.extend(unpacked_photos(directory, [*records, *tried], why=why))
     return source
 
 
@@ -87,15 +94,17 @@ def _read_names(directory: Path) -> dict[int, str]:
     path = next((one for name in ("data.yaml", "data.yml", "*.yaml", "*.yml") for one in directory.glob(name)), None)
     text = path.read_text("utf-8", errors="replace") if path else ""
     if inline := _INLINE.search(text):
-        names = [name.strip().strip("'\"") for name in inline["names"].split(",")]
-    elif lines := _LINES.search(text):
-        names = [re.sub(r"^\s*(-|\d+\s*:)\s*", "", line).strip().strip("'\"") for line in lines["names"].splitlines()]
-    else:
+        return {number: name.strip().strip("'\"") for number, name in enumerate(inline["names"].split(","))}
+    if not (lines := _LINES.search(text)):
         raise DataError(f"'{path or directory / 'data.yaml'}' names no class: expected a list 'names'")
-    return dict(enumerate(names))
+    found = [_NAME.match(line) for line in lines["names"].splitlines()]
+    named = (
+        (number if match["id"] is None else int(match["id"]), match) for number, match in enumerate(found) if match
+    )
+    return {number: match["name"].strip("'\"") for number, match in named}
 
 
-def _read_boxes(labels: Path | None, photo: Path, *, num_classes: int) -> dict[str, list[object]]:
+def _read_boxes(labels: Path | None, photo: Path, *, classes: Mapping[int, str]) -> dict[str, list[object]]:
     boxes: list[object] = []
     ids: list[object] = []
     lines = [] if labels is None else labels.read_text("utf-8", errors="replace").splitlines()
@@ -109,10 +118,10 @@ def _read_boxes(labels: Path | None, photo: Path, *, num_classes: int) -> dict[s
         except ValueError:
             label, shares = -1, []
         is_box = len(shares) == 4
-        if not 0 <= label < num_classes or not (is_box or (len(shares) >= 6 and len(shares) % 2 == 0)):
+        if label not in classes or not (is_box or (len(shares) >= 6 and len(shares) % 2 == 0)):
             raise DataError(
                 f"'{labels}', line {number}: expected CLASS X Y WIDTH HEIGHT, or CLASS and the corners of a polygon, "
-                f"with a class below {num_classes}, found '{line:.80}'"
+                f"with a class that has a name, found '{line:.80}'"
             )
         if is_box:
             x, y, w, h = shares

@@ -1,4 +1,4 @@
-"""A model that several processes share, for trainings under data times tensor parallelism."""
+"""A model that is split over several processes, by tensor parallelism and by FSDP2."""
 
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard

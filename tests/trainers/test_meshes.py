@@ -25,7 +25,7 @@ def join(*sizes: int) -> Any:
 
 
 def train(shards: Path, folder: Path, mesh: Any, *, resume: int, save: bool) -> list[Step]:
-    """Train for two epochs, or the rest of them after ``resume`` steps of a run that saved."""
+    """Train for two epochs. With ``resume``, load the checkpoint of that step, and train the rest."""
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     from tests.trainers.meshes import sharded_model

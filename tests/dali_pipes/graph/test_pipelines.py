@@ -150,7 +150,7 @@ def test_bad_graph_arguments_are_refused(make: Callable[[], object], text: str) 
 
 
 def test_crops_that_are_not_square(small_shards: Path) -> None:
-    """Of an evaluation it is a part of the square; a random crop shows what its square shows."""
+    """An evaluation's crop is a part of the square. A random crop shows the same part of the photo as a square one."""
 
     def images(graph: Any) -> Any:
         return torch.cat([batch["image"].float() for batch in batches_of(small_shards, graph, shuffle=False)])

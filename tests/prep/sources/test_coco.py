@@ -97,6 +97,7 @@ def change(name: str, number: int, **fields: Any) -> Callable[[dict[str, Any]], 
         (change("annotations", 0, image_id=77), "annotation 100 is of image 77, which it lacks"),
         (change("annotations", 0, category_id=7), "annotation 100 is of category 7, likewise"),
         (change("annotations", 0, bbox=[1, 2, 3]), r"annotation 100 has the bbox \[1, 2, 3\], not four numbers"),
+        (change("images", 0, id=1), "two images have the same id"),
         (lambda document: document["images"].clear(), "annotation 100 is of image 1, which it lacks"),
         (
             lambda document: [one.update(file_name="n.jpg") for one in document["images"]],

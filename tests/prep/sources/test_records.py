@@ -230,7 +230,7 @@ def test_folder_that_cannot_be_read_is_named(root: Path) -> None:
 
 
 def test_files_that_may_hold_labels_are_named(tmp_path: Path) -> None:
-    """YOLO's, for example: who packs such a folder must not believe that the labels came along."""
+    """A user who packs such files as photos is told that the labels are not packed."""
     for number in range(2):
         (tmp_path / "images").mkdir(exist_ok=True)
         (tmp_path / "images" / f"{number}.jpg").write_bytes(encode_photo(seed=number))

@@ -63,7 +63,7 @@ def test_splits_become_data_sets_that_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("2 0.5 0.5 0.1 0.1", "line 1: expected CLASS X Y WIDTH HEIGHT, .* with a class below 2, found '2 0.5"),
+        ("2 0.5 0.5 0.1 0.1", "line 1: expected CLASS X Y WIDTH HEIGHT, .* with a class that has a name, found '2 0.5"),
         ("0 0.5 0.5 0.1", "line 1: expected CLASS X Y"),
         ("cat 0.5 0.5 0.1 0.1", "line 1: expected CLASS X Y"),
         ("0 15 15 30 10", "line 1: the box is not in the photo: '0 15 15 30 10'"),
@@ -77,7 +77,20 @@ def test_lines_of_another_form_make_a_record_broken(tmp_path: Path, line: str, t
     assert [record.key for record in source.records] == ["1", "2"]
     with pytest.raises(DataError, match=text):
         raise DataError(*source.broken)
-    assert source.skipped == ["images/train/2.png: '2.jpg' has this label file", "labels/train/9.txt: no photo"]
+    why = "another photo has its label file, or its folder has none"
+    assert source.skipped == ["labels/train/9.txt: no photo", f"images/train/2.png: {why}"]
+
+
+def test_photos_in_folders_without_labels_are_named(tmp_path: Path) -> None:
+    """A test split often has no labels: its photos are left out, and that is said."""
+    write_yolo(tmp_path, names="names:\n  0: cat # tame\n  3: dog\n")
+    (tmp_path / "images" / "test").mkdir()
+    (tmp_path / "images" / "test" / "0.jpg").touch()
+    (tmp_path / "images" / "9.jpg").touch()
+    (tmp_path / "labels" / "train" / "0.txt").write_text("3 0.5 0.5 0.5 0.25\n")
+    source = yolo(tmp_path)
+    assert source.classes == {0: "cat", 3: "dog"}
+    assert [line.partition(":")[0] for line in source.skipped] == ["images/9.jpg", "images/test/0.jpg"]
 
 
 def test_classes_must_have_names(tmp_path: Path) -> None:
