@@ -407,8 +407,9 @@ class Delivery:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise WorkerProcessError(
-            "a loader cannot be copied or sent to another process, such as a DataLoader worker: it has threads and "
-            "buffers of its own; use it directly, or with DataLoader(num_workers=0)"
+            "a loader cannot be copied, pickled or sent to another process, such as a DataLoader worker: it has "
+            "threads and buffers of its own; use it directly, or with DataLoader(num_workers=0); a checkpoint keeps "
+            "its state_dict()"
         )
 
     def _warn_of_random_operators(self) -> None:

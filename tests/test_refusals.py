@@ -151,7 +151,7 @@ CASES = [
     (DataError, lambda path: indexing.read_recoded(LocalStore(Path(path)), "r-"), {"plain": "expected a list of"}),
     (StoreError, lambda url: named.name_shards(url, endpoint=None, allow_missing=True), {"set/x-{0..1}.tar": "2 were"}),
     (TypeError, lambda value: color.jitter_range("hue", value), {"a": "hue must be a number or a pair of numbers"}),
-    (PipesError, lambda url: open_loader(url).__reduce_ex__(2), {"set": "cannot be copied or sent to another process"}),
+    (PipesError, lambda url: open_loader(url).__reduce_ex__(2), {"set": "cannot be copied, pickled or sent to an"}),
     (TypeError, lambda url: open_loader(url).as_dataloader().__getitems__(url), {"set": "order, and no samples 'set'"}),
     (TypeError, lambda name: dp.loader("set", dp.segmentation(), **{name: 4}), {
         "num_workers": "no argument 'num_workers'; a loader has threads of its own", "transform": "belongs into the gr",

@@ -48,8 +48,14 @@ _log = logging.getLogger(__name__)
 EachIter: TypeAlias = Literal["next", "rest", "same"]
 OutputNames: TypeAlias = Sequence[str] | Mapping[str, str] | None
 
-# Classes that give the batches of rank 0's data set to all ranks, or each rank a part of the batches of its own.
-_DEALERS = {"DataLoaderDispatcher", "IterableDatasetShard"}
+# Data loaders of other packages that lose batches, and how.
+_DEALERS = "would deal the batches of one rank to all, and each of the ranks has a loader of its own"
+_LOSERS = {
+    "DataLoaderDispatcher": _DEALERS,  # of Accelerate
+    "IterableDatasetShard": _DEALERS,  # of Transformers
+    "DistributedDL": _DEALERS,  # of fastai
+    "_WrappedDataLoader": "takes one batch ahead, and the loader's state counts that batch as used",  # of Ray Train
+}
 _USE = "iterate what as_dataloader() gave, and do not let a trainer prepare, split or shuffle it"
 
 
@@ -113,8 +119,15 @@ class LoaderBatches:
         return TokenDataset(self)
 
     def __iter__(self) -> "Iteration":
+        self._check_callers(sys._getframe(1))
         self._newest, self._is_new = object(), True
         return Iteration(self, token=self._newest)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"as_dataloader() has no attribute {name!r}: it is no torch DataLoader; what wants one takes "
+            "DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)"
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next iteration give this epoch, from its start; but the rest of it if a state of it was loaded."""
@@ -156,6 +169,28 @@ class LoaderBatches:
             f"as_dataloader() gives whole batches in the loader's order, and no samples {numbers!r}; iterate it, and "
             "put no DataLoader around it"
         )
+
+    def _check_callers(self, frame: FrameType | None) -> None:
+        """Refuse a data loader that stacks batches or loses some.
+
+        No object says what iterates this one, so the running functions ``__iter__`` are asked. Others are not: to look
+        at a function's variables keeps them alive until it ends (before Python 3.13), also those that it deletes.
+        """
+        while frame is not None:
+            caller = frame.f_locals.get("self") if frame.f_code.co_name == "__iter__" else None
+            if isinstance(caller, DataLoader) and getattr(caller, "batch_size", None) is not None:
+                raise TypeError(
+                    f"DataLoader(batch_size={caller.batch_size}) would stack whole batches; pass "
+                    "DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)"
+                )
+            loss = _LOSERS.get(type(caller).__name__)
+            if loss and (loss != _DEALERS or self.delivery.parts.batching.process.world_size > 1):
+                raise RuntimeError(
+                    f"{type(caller).__module__}.{type(caller).__name__} {loss}: samples would be lost; iterate "
+                    "loader.as_dataloader() yourself, or give it to a trainer that leaves it alone: see "
+                    "docs/how-to/trainers.md"
+                )
+            frame = frame.f_back
 
     def _epoch_to_start(self) -> int | None:
         """The epoch that the next iterator starts; ``None``: it goes on where the loader stands."""
@@ -360,8 +395,8 @@ class LoaderDataset(IterableDataset[BatchDict]):
 
     Raises:
         TypeError: While iterating: if the ``DataLoader`` has a ``batch_size``, and would stack batches.
-        RuntimeError: While iterating: if several ranks have loaders of their own, and Accelerate or Transformers would
-            deal out the batches of one of them.
+        RuntimeError: While iterating: if several ranks have loaders, and Accelerate, Transformers or fastai
+            would deal out the batches of one of them; if Ray Train takes batches ahead.
 
     >>> from torchdata.stateful_dataloader import StatefulDataLoader  # doctest: +SKIP
     >>> batches = StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)  # doctest: +SKIP
@@ -373,7 +408,6 @@ class LoaderDataset(IterableDataset[BatchDict]):
         self.state_dict, self.load_state_dict = batches.state_dict, batches.load_state_dict
 
     def __iter__(self) -> Iterator[BatchDict]:
-        self._check_callers(sys._getframe(1))
         batches = iter(self._batches)
         batches.is_announced = False
         return batches
@@ -381,28 +415,6 @@ class LoaderDataset(IterableDataset[BatchDict]):
     def __len__(self) -> int:
         """Batches of a whole epoch."""
         return len(self._batches)
-
-    def _check_callers(self, frame: FrameType | None) -> None:
-        """Refuse a data loader that stacks batches, or that deals the batches of one rank to others.
-
-        No object says what iterates a data set, so the running functions ``__iter__`` are asked. Others are not: to
-        look at a function's variables keeps them alive until it ends (before Python 3.13), also those that it deletes.
-        """
-        num_ranks = self._batches.delivery.parts.batching.process.world_size
-        while frame is not None:
-            caller = frame.f_locals.get("self") if frame.f_code.co_name == "__iter__" else None
-            if isinstance(caller, DataLoader) and caller.batch_size is not None:
-                raise TypeError(
-                    f"DataLoader(batch_size={caller.batch_size}) would stack whole batches; pass "
-                    "DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)"
-                )
-            if num_ranks > 1 and type(caller).__name__ in _DEALERS:
-                raise RuntimeError(
-                    f"{type(caller).__module__}.{type(caller).__name__} would deal the batches of one rank to all, and "
-                    f"each of the {num_ranks} ranks has a loader of its own: samples would be lost; give the trainer "
-                    "loader.as_dataloader() instead, which it leaves alone: see docs/how-to/trainers.md"
-                )
-            frame = frame.f_back
 
 
 def _form(outputs: OutputNames, given: Sequence[str]) -> Callable[[dict[str, Any]], Any]:

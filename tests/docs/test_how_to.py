@@ -123,6 +123,16 @@ def test_watch_lists_the_figures_as_they_are() -> None:
     assert rows == [(one.name, "counter" if one.is_counter else "gauge", one.help) for one in FIGURES]
 
 
+def test_page_of_trainers_shows_lines_of_the_programs() -> None:
+    """The programs are run by the trainers' tests; the page shows their lines about data, in order."""
+    blocks = re.findall(r"^```py (\S+)\n(.*?)^```", (DOCS / "how-to" / "trainers.md").read_text(), re.M | re.S)
+    programs = {path.name: path.read_text() for path in (REPOSITORY / "examples" / "trainers").glob("*.py")}
+    assert {name for name, _ in blocks} == programs.keys()
+    for name, shown in blocks:
+        lines = iter(programs[name].splitlines())
+        assert [line for line in shown.splitlines() if line not in lines] == []
+
+
 def test_links_of_all_pages_lead_somewhere() -> None:
     pages = [*DOCS.rglob("*.md"), *(REPOSITORY / "deploy").rglob("*.md"), *REPOSITORY.glob("*.md")]
     assert len(pages) > 10

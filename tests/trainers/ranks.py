@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from bench.tools.processes import end_with_main
-from tests.docs.pages import REPOSITORY, blocks_of, run_python
+from tests.docs.pages import REPOSITORY, run_python
+
+PROGRAMS = REPOSITORY / "examples" / "trainers"
 
 
 def need(*packages: str) -> None:
@@ -106,12 +108,8 @@ def launch(*command: str, folder: Path, num_processes: int = 1) -> str:
 
 
 def write_program(name: str, shards: Path, folder: Path) -> str:
-    """The name of a file in ``folder``, beside ``shards``, with the program ``name`` of docs/how-to/trainers.md.
-
-    Its block begins with three backquotes and ``python NAME``.
-    """
-    _, programs = blocks_of(REPOSITORY / "docs" / "how-to" / "trainers.md")
-    (folder / name).write_text(programs[name])
+    """The name of a file in ``folder``, beside ``shards``, with the program ``name`` of examples/trainers."""
+    (folder / name).write_text((PROGRAMS / name).read_text())
     if not (folder / "shards").exists():
         (folder / "shards").symlink_to(shards)
     return name

@@ -85,8 +85,8 @@ def test_resumed_trainer_has_the_unbroken_losses(shards: Path, tmp_path: Path, w
     assert_resumes("composer", partial(fit, skips=skips), shards, tmp_path, world_size=world_size, validates=True)
 
 
-def test_program_of_the_page_runs(shards: Path, tmp_path: Path) -> None:
-    program = write_program("train_composer.py", shards, tmp_path)
+def test_program_runs(shards: Path, tmp_path: Path) -> None:
+    program = write_program("composer_train.py", shards, tmp_path)
     launch(program, folder=tmp_path)
     launch(program, "checkpoints/ep0-ba5-rank0.pt", folder=tmp_path)
     assert (tmp_path / "checkpoints" / "ep2-ba24-rank0.pt").exists()

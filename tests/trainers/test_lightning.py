@@ -40,7 +40,7 @@ def test_bare_loader_gives_lists_and_skips_what_the_sanity_check_saw(shards: Pat
 
 
 def test_processes_that_get_a_copy_of_the_loader_are_refused(shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(dp.WorkerProcessError, match="cannot be copied or sent to another process"):
+    with pytest.raises(dp.WorkerProcessError, match="cannot be copied, pickled or sent to another process"):
         fit(shards, tmp_path, devices=2, strategy="ddp_spawn")
 
 

@@ -251,7 +251,7 @@ def test_resumed_training_has_the_unbroken_losses(shards: Path, tmp_path: Path, 
     assert_resumes(package, train, shards, tmp_path, world_size=world_size, validates=validates)
 
 
-# The programs of docs/how-to/trainers.md
+# The programs of examples/trainers
 
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.nightly)])
@@ -273,7 +273,7 @@ def test_program_of_accelerate(shards: Path, tmp_path: Path, world_size: int) ->
 def test_program_of_transformers(shards: Path, tmp_path: Path) -> None:
     """Under torchrun, the program resumes from its last checkpoint but one and ends with the same model."""
     need("transformers")
-    program = write_program("trainer_train.py", shards, tmp_path)
+    program = write_program("transformers_train.py", shards, tmp_path)
     launch(program, folder=tmp_path, num_processes=2)
     last = max((tmp_path / "runs").iterdir(), key=lambda each: int(each.name.rpartition("-")[2]))
     whole = (last / "model.safetensors").read_bytes()
@@ -286,14 +286,28 @@ def test_program_of_transformers(shards: Path, tmp_path: Path) -> None:
 def test_program_of_lightning(shards: Path, tmp_path: Path) -> None:
     """Lightning itself starts the second process."""
     need("lightning")
-    launch(write_program("train_lightning.py", shards, tmp_path), folder=tmp_path)
+    launch(write_program("lightning_train.py", shards, tmp_path), folder=tmp_path)
     assert (tmp_path / "last.ckpt").exists()
+
+
+@pytest.mark.nightly
+def test_program_of_fabric(shards: Path, tmp_path: Path) -> None:
+    """Fabric itself starts the second process; the resumed run has the losses of the unbroken one."""
+    need("lightning")
+    program, step = (
+        write_program("fabric_train.py", shards, tmp_path),
+        re.compile(r"rank \d: epoch \d, loss 0x\S+p[+-]\d+"),
+    )
+    whole = step.findall(launch(program, folder=tmp_path))
+    rest = step.findall(launch(program, "--resume", folder=tmp_path))
+    assert (len(whole), len(rest)) == (6 * num_steps(2), 4 * num_steps(2) - 4)
+    assert set(rest) < set(whole)
 
 
 def test_program_of_ignite(shards: Path, tmp_path: Path) -> None:
     """The resumed run prints the same last loss as the unbroken run."""
     need("ignite")
-    program = write_program("train_ignite.py", shards, tmp_path)
+    program = write_program("ignite_train.py", shards, tmp_path)
     whole = launch(program, folder=tmp_path)
     assert whole.startswith("24 ")
     assert launch(program, "checkpoints/checkpoint_10.pt", folder=tmp_path) == whole
@@ -301,5 +315,5 @@ def test_program_of_ignite(shards: Path, tmp_path: Path) -> None:
 
 def test_program_of_jax(shards: Path, tmp_path: Path) -> None:
     need("jax")
-    printed = launch(write_program("train_jax.py", shards, tmp_path), folder=tmp_path)
+    printed = launch(write_program("jax_train.py", shards, tmp_path), folder=tmp_path)
     assert re.findall(r"epoch (\d): loss \d+\.\d{4}\n", printed) == ["0", "1"]

@@ -220,6 +220,23 @@ def test_dataset_in_a_loader_that_stacks_batches_is_refused(small_shards: Path) 
         assert len(list(torchs_loader(loader))) == BATCHES
 
 
+def test_dataset_in_a_loader_of_ray_train_is_refused(small_shards: Path) -> None:
+    """It takes a batch ahead: a state in mid-epoch would be one batch too far."""
+
+    class _WrappedDataLoader:  # Ray's own needs the packages of ray[train]
+        def __init__(self, data_loader: Any) -> None:
+            self.data_loader = data_loader
+
+        def __iter__(self) -> Iterator[Any]:
+            yield from self.data_loader
+
+    with open_loader(small_shards) as loader:
+        with pytest.raises(RuntimeError, match="takes one batch ahead, and the loader's state counts that batch as us"):
+            list(_WrappedDataLoader(torchs_loader(loader)))
+        with pytest.raises(AttributeError, match=r"no attribute 'bs': it is no torch DataLoader; what wants one takes"):
+            _ = loader.as_dataloader().bs
+
+
 def test_policy_that_leaves_no_batch_is_refused(small_shards: Path) -> None:
     """A loader resumed at an epoch's end has no batches left and is not refused."""
     options = {"batch_size": 8, "world_size": 3, "rank": 0}
