@@ -116,6 +116,7 @@ class Delivery:
         """A token of the face's iteration, or of the loader's own loop, that took the last batch; ``None``: the loader
         was put to another position since."""
         self._has_told_rest = False
+        self._has_told_reset = False
         self.is_closed = False
         self._pid = 0
         self._uses: dict[str, Use] = {}  # Note [one thread]
@@ -317,8 +318,17 @@ class Delivery:
     @alone
     def reset(self) -> None:
         """See `dali_pipes.iterator.Loader.reset`; so are the methods below."""
-        if self.current.next_position:
-            self._start_epoch(self.current.number + 1)
+        current = self.current
+        if current.num_batches_left and current.delivered and not self._has_told_reset:
+            self._has_told_reset = True
+            _log.warning(
+                "reset() in mid-epoch gives up the rest of epoch %d, %d batches, where DALI's iterators go on with it; "
+                "leave reset() out to have the rest",
+                current.number,
+                current.num_batches_left,
+            )
+        if current.next_position:
+            self._start_epoch(current.number + 1)
 
     @alone
     def set_epoch(self, epoch: int, *, batch: int = 0) -> None:

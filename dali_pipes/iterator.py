@@ -46,6 +46,11 @@ _INSTEAD = {
     "drop_last": "pass last_batch_policy='DROP'",
     "transform": "what it does belongs into the graph, the second argument: see dali_pipes.classification_train",
     "collate_fn": "the graph's outputs are batches: see loader.as_dataloader(outputs=) for tuples and other names",
+    "shard_id": "pass rank=",
+    "num_shards": "pass world_size=",
+    "num_threads": "pass decode=dali_pipes.Decode(threads=)",
+    "prefetch_queue_depth": "pass decode=dali_pipes.Decode(queue_depth=)",
+    **dict.fromkeys(("reader_name", "auto_reset", "size"), "pass it to loader.as_dali()"),
     "sampler": "pass shuffle= and select=dali_pipes.Select(...)",
 } | {
     field.name: f"pass {group}=dali_pipes.{options.__name__}({field.name}=)"

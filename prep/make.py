@@ -1,5 +1,6 @@
 """The parts of ``prep make`` that no other command has: names, the splits, an index that is there, lines of Python."""
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from prep.shuffle.request import Request
 from prep.shuffle.shuffle import ShuffleReport, shuffle
 from prep.sources.coco import BOXES
 
-SHUFFLED_PREFIX = "shuffled-"
+UNSHUFFLED, SHUFFLED_PREFIX = "unshuffled/", "shuffled-"
 BATCH_SIZE = 64
 # Splits that are not trained on.
 _EVALUATED = ("val", "valid", "validation", "dev", "eval", "test", "testing")
@@ -45,7 +46,7 @@ class Names:
     @property
     def packed(self) -> str:
         """The prefix of the packed shards: in a folder, so that a directory holds the shuffled ones alone."""
-        return f"{self.base}unshuffled/{DEFAULT_PREFIX}"
+        return f"{self.base}{UNSHUFFLED}{DEFAULT_PREFIX}"
 
     @property
     def shuffled(self) -> str:
@@ -123,6 +124,16 @@ def sets_beside(store: Store, names: Names) -> list[str]:
     found = [start_of(name, MANIFEST_ENDING) for name in listed if name.endswith(MANIFEST_ENDING)]
     own = {names.packed, *names.sets}
     return [store.locate(prefix) for prefix in found if prefix not in own and "/" not in prefix[len(names.base) :]]
+
+
+def delete_packed(store: Store, names: Names) -> None:
+    """Delete the packed shards, and their folder."""
+    for entry in [*store.list(names.packed), *store.list(described(names.packed))]:
+        store.delete(entry.name)
+    if is_local(folder := store.locate(f"{names.base}{UNSHUFFLED}")):
+        for path in (Path(folder) / described(""), Path(folder)):
+            with contextlib.suppress(OSError):  # it holds other files
+                path.rmdir()
 
 
 def index_once(shards: ShardSet, *, overwrite: bool, show_progress: bool) -> tuple[Manifest, bool]:

@@ -9,13 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 MOST = {
-    "dali_pipes": (3_510, 16),
+    "dali_pipes": (3_520, 16),
     "dali_pipes/cache": (2_060, 7),
     "dali_pipes/commands": (1_700, 6),
     "dali_pipes/data_set": (2_230, 7),
     "dali_pipes/fetch": (1_130, 4),
-    "dali_pipes/formats": (3_290, 12),
-    "dali_pipes/graph": (2_680, 9),
+    "dali_pipes/formats": (3_300, 12),
+    "dali_pipes/graph": (2_700, 9),
     "dali_pipes/graph/recipes": (640, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
@@ -27,15 +27,15 @@ MOST = {
     "dali_pipes/store/cluster": (2_260, 11),
     "dali_pipes/store/http": (1_800, 5),
     "prep": (700, 6),
-    "prep/commands": (2_540, 12),
+    "prep/commands": (2_560, 12),
     "prep/embedded": (1_660, 8),
     "prep/etl": (680, 3),
     "prep/inspect": (1_940, 8),
-    "prep/pack": (990, 3),
+    "prep/pack": (1_000, 3),
     "prep/photos": (470, 2),
     "prep/recode": (640, 2),
     "prep/shuffle": (2_290, 7),
-    "prep/sources": (1_860, 9),
+    "prep/sources": (2_030, 10),
     "prep/tar": (450, 2),
     "prep/versions": (1_060, 5),
     "prep/workers": (620, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 56_880, 245
+SUM_LINES, SUM_MODULES = 57_120, 246
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 41_750, 500
+TESTS_LINES, FILE_LINES = 42_120, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

@@ -37,7 +37,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
+from dali_pipes.arguments import as_integer
 from dali_pipes.arrays import Bools, Int64s
 from dali_pipes.errors import DataError, printable
 from dali_pipes.formats.column_file import (
@@ -195,6 +197,19 @@ class Columns:
         if sizes is None:
             raise self._lacks(f"heights and widths of '{component}'", sorted(self.samples.sizes))
         return sizes
+
+    def fold(self, number: int, *, seed: int = 0) -> Int64s:
+        """Each sample's fold of ``number``, for cross-validation: int64 [N], from 0. It is XXH64 of seed and key,
+        modulo ``number``: a sample keeps its fold when others are added, and folds differ in size as random draws do.
+
+        >>> validation = lambda columns: columns.fold(5) == 0
+        >>> training = lambda columns: columns.fold(5) != 0
+        """
+        number, seed = as_integer("number", number), as_integer("seed", seed)
+        if number < 2:
+            raise ValueError(f"number must be 2 or more folds, got {number}")
+        drawn = (xxhash.xxh64_intdigest(f"{seed}/{key}".encode()) % number for key in self.samples.keys)
+        return np.fromiter(drawn, np.int64, len(self))
 
     def _lacks(self, what: str, found: Sequence[str] | None = None) -> DataError:
         return DataError(

@@ -155,6 +155,25 @@ def random_operators(pipeline: Pipeline) -> list[str]:
     return [name for name, schema in schemas if schema is not None and schema.HasRandomSeedArg()]
 
 
+def refuse_sources(pipeline: Pipeline, nodes: Iterable[Any]) -> None:
+    """Refuse sources and readers of DALI in a graph, but those of ``nodes``.
+
+    DALI takes from a source ahead. What was taken for steps that an epoch has not is dropped: from then on the source's
+    data belong to other samples.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    own = {id(node.source) for node in nodes}
+    others = {operator_name(operator) for operator in operators_of(pipeline) if id(operator) not in own}
+    if found := sorted(name for name in others if "ExternalSource" in name or "reader" in name.lower()):
+        raise ValueError(
+            f"the graph has a source of its own ({', '.join(found)}), whose data would be given to other samples after "
+            "an epoch's end; make a batch's arrays with components.array(), or keep the data in a component of the "
+            "samples and read it with components.parsed()"
+        )
+
+
 def on_gpu(output: Any) -> Any:
     """Move a graph's output to the GPU. A constant, such as a number, is first made a node, as DALI does on the CPU."""
     if isinstance(output, DataNode):

@@ -27,6 +27,7 @@ from dali_pipes.graph.dali_internals import (
     pool_host_memory,
     random_operators,
     refuse_any_data,
+    refuse_sources,
     schedule_batch,
 )
 from dali_pipes.graph.definition import Graph, Packed, decoded_photos, output_nodes, set_up_engines
@@ -160,6 +161,8 @@ class DecodePipeline:
             pipeline.set_outputs(*(nodes if self.device_id is None else map(on_gpu, nodes)))
         refuse_any_data(pipeline)
         inputs = components.inputs
+        fed = {f"component/{name}": node for name, node in inputs.components.items()} | inputs.array_nodes
+        refuse_sources(pipeline, fed.values())
         inputs.decoded = decoded_photos(pipeline, inputs, turned=samples.turned)
         keep_in_children(pipeline)
         self.pipeline: Any = pipeline
@@ -169,7 +172,6 @@ class DecodePipeline:
         """Decoding operators on which an output depends."""
         self.random_operators = random_operators(pipeline)
         """DALI's own random operators, by name: their numbers do not belong to the sample."""
-        fed = {f"component/{name}": node for name, node in inputs.components.items()} | inputs.array_nodes
         # DALI never takes the inputs on which no output depends: they must not be queued.
         self._waiting: dict[str, deque[Any]] = {name: deque() for name in inputs_in_use(pipeline, fed)}
 

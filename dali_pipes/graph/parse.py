@@ -9,8 +9,10 @@ import io
 import json
 import math
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,15 @@ class Parser:
     ndim: int = 0
 
 
+def _text_of(exc: Exception, function: Callable[..., Any]) -> str:
+    """What was wrong. A `ValueError` is about the data; others, as ``KeyError: 'boxes'``, may be the function's."""
+    if type(exc) is ValueError:
+        return str(exc)
+    place = traceback.extract_tb(exc.__traceback__)[-1]
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"function '{name}' ended at {Path(place.filename).name}, line {place.lineno}: {type(exc).__name__}: {exc}"
+
+
 def parse_batch(
     parsers: Sequence[Parser], encoded: Mapping[str, Any], *, batch: Batch
 ) -> tuple[list[list[Any]], Problems]:
@@ -75,9 +86,7 @@ def parse_batch(
                 value = parser.parse(*source) if there[position] else parser.empty()
                 found[position] = value if parser.dtype is None else _as_array(value, parser.dtype, parser.ndim)
             except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
-                # Many exceptions say little without their type: KeyError: 'boxes'.
-                text = str(exc) if type(exc) is ValueError else f"{type(exc).__name__}: {exc}"
-                problems[position] = (parser.component, f"cannot be parsed: {text}")
+                problems[position] = (parser.component, f"cannot be parsed: {_text_of(exc, parser.parse)}")
     return [values[parser] for parser in parsers], problems
 
 

@@ -47,6 +47,11 @@ if TYPE_CHECKING:
     "stays when samples are added.  [default: the splits of SOURCE, else one data set]",
 )
 @seed_option("the shuffle and the split")
+@click.option(
+    "--keep-unshuffled",
+    is_flag=True,
+    help="Keep the packed shards in DEST/unshuffled. They go when the data sets are verified: they take the same room.",
+)
 @click.option("--no-verify", is_flag=True, help="Do not read and decode everything at the end.")
 @field_options
 @root_option
@@ -59,6 +64,7 @@ def make(
     kind: Kind | None,
     split: str | None,
     seed: int,
+    keep_unshuffled: bool,
     no_verify: bool,
     endpoint: str | None,
     embedded_dir: Path | None,
@@ -67,20 +73,20 @@ def make(
 ) -> None:
     """Make data sets of SOURCE in DEST: pack, shuffle, split if asked to, index and verify.
 
-    SOURCE is a folder of photos or of class folders, the pets layout, COCO's, YOLO's, a table, Hugging Face's
-    Parquet files or tars: the command finds out which, and says so. Folders or files called train, val or test are
-    splits. DEST is ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX].
+    SOURCE is a folder of photos or of class folders, the pets layout, COCO's, YOLO's, Pascal VOC's, a table,
+    Hugging Face's Parquet files or tars: the command finds out which, and says so. Folders or files called train, val
+    or test are splits. DEST is ais://BUCKET[/PREFIX] or DIRECTORY[/PREFIX].
 
-    The command writes DEST/unshuffled/samples-..., as packed; DEST/shuffled-..., or DEST/train-... and so on for
-    splits, which are the data sets; and their index. It says what it does on stderr. On stdout is a Python program
-    that loads the data sets. Run it again to finish what was interrupted: only what is missing is written.
+    The command writes DEST/shuffled-..., or DEST/train-... and so on for splits, which are the data sets; and their
+    index. The shards as packed lie in DEST/unshuffled until the data sets are verified. The command says what it does
+    on stderr. On stdout is a Python program that loads the data sets. Run it again to finish what was interrupted.
 
     Each step is a command of its own, with more options: prep pack, prep shuffle, prep index, prep verify. The exit
     code is 1 if something is wrong with the data: for bad samples that were kept, if they are more than --max-bad.
     """
     from dali_pipes.store.cluster.endpoint import default_embedded_dir
     from dali_pipes.store.urls import open_prefix
-    from prep.make import Names, check_apart, check_shares, check_unchanged, python_program
+    from prep.make import Names, check_apart, check_shares, check_unchanged, delete_packed, python_program
     from prep.sources.detect import detect
 
     started = time.perf_counter()
@@ -109,6 +115,9 @@ def make(
             program = ""
         else:
             sets = maker.make_sets(packed.shards, shares, seed=seed, masks=fields.masks, verifies=not no_verify)
+            if maker.is_good and not (keep_unshuffled or no_verify):
+                delete_packed(store, names)
+                print_note(f"deleted: {store.locate(names.packed)}, the shards before the shuffle")
             is_embedded = answering is not None and endpoint is None
             program = python_program(
                 sets,

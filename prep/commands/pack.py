@@ -203,6 +203,24 @@ def pack_yolo(directory: Path, url: str, **options: Any) -> None:
     _pack(yolo(directory), url, **options)
 
 
+@pack.command("voc", short_help="A directory in the layout of Pascal VOC: photos with boxes and masks.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("url")
+@_spread_options
+@pack_options
+def pack_voc(directory: Path, url: str, **options: Any) -> None:
+    """Pack the photos, boxes and masks of DIRECTORY, laid out as Pascal VOC, to URL.
+
+    The command reads JPEGImages/, Annotations/*.xml, ImageSets/Main/ and SegmentationClass/; or photos with XML files
+    beside them. A sample has the photo and boxes.json, which dali_pipes.detection reads, and mask.png if there is one:
+    grey, with a class id for each pixel. Class ids are VOC's, from 1. A record with a broken XML file, or one for a
+    photo of another size, is broken: see --on-bad.
+    """
+    from prep.sources.voc import voc
+
+    _pack(voc(directory), url, **options)
+
+
 @pack.command("imagefolder", short_help="A directory with a folder for each class.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("url")

@@ -163,6 +163,9 @@ class PackReport:
     dry_run: bool
 
 
+_LIST_ALL = "list them all with --dry-run --on-bad skip --max-bad 100%"
+
+
 class NoRecordLeftError(DataError):
     """All records are bad."""
 
@@ -256,7 +259,7 @@ def _choose(source: Source, checked: Checked, job: PackJob) -> tuple[Sequence[in
     if bad and job.on_bad == "fail":
         raise DataError(
             f"{len(bad)} of {len(source.records)} records of {source.name} are bad: "
-            f"{shown(list(bad.values()), are_names=False)}; "
+            f"{shown(list(bad.values()), are_names=False)}{_for_large(bad.values())}; {_LIST_ALL}; "
             "leave them out with --on-bad skip, or pack them as they are with --on-bad keep"
         )
     dropped = bad if job.on_bad == "skip" else {number: bad[number] for number in sorted(checked.empty)}
@@ -266,17 +269,24 @@ def _choose(source: Source, checked: Checked, job: PackJob) -> tuple[Sequence[in
     skipped = (*source.skipped, *source.broken, *dropped.values())
     if not numbers:
         raise NoRecordLeftError(
-            f"{source.name}: no record is left to pack; {shown(skipped, are_names=False)}", len(skipped)
+            f"{source.name}: no record is left to pack; {shown(skipped, are_names=False)}{_for_large(skipped)}",
+            len(skipped),
         )
     total = len(numbers) + len(skipped)
     if job.max_bad is not None and not job.max_bad.allows(len(skipped), of=total):
         reasons = [f"{number} x {reason}" for reason, number in count_reasons(skipped).items()]
         raise DataError(
             f"{source.name}: {len(skipped)} of {total} records would be left out, more than --max-bad "
-            f"{job.max_bad.text}: {shown(reasons, are_names=False)}; mend them, or allow so many: --max-bad "
-            f"{len(skipped)}"
+            f"{job.max_bad.text}: {shown(reasons, are_names=False)}{_for_large(skipped)}; {_LIST_ALL}; "
+            f"mend them, or allow so many: --max-bad {len(skipped)}"
         )
     return numbers, skipped, tuple(text for number, text in bad.items() if number not in dropped)
+
+
+def _for_large(lines: Iterable[str]) -> str:
+    """What helps if photos are too large."""
+    are_too_large = any("max_pixels" in line for line in lines)
+    return "; allow larger photos with --max-pixels, and shrink them with --max-side" * are_too_large
 
 
 class _Plan:

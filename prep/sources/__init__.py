@@ -2,5 +2,5 @@
 
 from typing import Literal
 
-Kind = Literal["imagefolder", "photos", "pets", "coco", "yolo", "table", "hf", "tars"]
+Kind = Literal["imagefolder", "photos", "pets", "coco", "yolo", "voc", "table", "hf", "tars"]
 """Called as the commands of ``prep pack``."""

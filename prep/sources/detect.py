@@ -1,4 +1,4 @@
-"""Find out what a source is: class folders, the pets layout, COCO's, YOLO's, photos, a table, tars, Parquet files.
+"""Find out what a source is: class folders, the pets layout, COCO's, YOLO's, VOC's, photos, a table, tars, Parquet.
 
 Nothing is read but names, the columns of tables, the beginning of files that may be COCO's, and the first photo in each
 folder.
@@ -22,6 +22,7 @@ from prep.sources.hf import find_parquet, hf, is_split, read_schema, split_of_fi
 from prep.sources.record import Source
 from prep.sources.tables import PATH_COLUMNS, TABLE_SUFFIXES, Fields, column_names, find_known, table
 from prep.sources.tars import tars
+from prep.sources.voc import voc, voc_folders, voc_splits
 from prep.sources.yolo import yolo, yolo_folders
 
 _PHOTO_FOLDERS = frozenset({"image", "images", "img", "imgs", "photos", "jpegimages"})
@@ -80,6 +81,8 @@ class Detected:
             return coco(path)
         if self.kind == "yolo":
             return yolo(path)
+        if self.kind == "voc":
+            return voc(path)
         shards = list_shards(self.source, endpoint=endpoint, compressed=True)
         return tars(shards, jobs=jobs, show_progress=show_progress)
 
@@ -108,8 +111,9 @@ def detect(source: str, *, kind: Kind | None = None, classes: Collection[str] = 
     if not candidates:
         raise DataError(
             f"'{source}' is no source that is known: looked for class folders (cat/1.jpg), photos, the pets layout "
-            "(images, annotations/list.txt), COCO's (annotations/instances_*.json), YOLO's (images, labels), a "
-            "table of paths (.csv, .tsv, .json, .jsonl, .ndjson or .parquet), Hugging Face's Parquet files, and tars"
+            "(images, annotations/list.txt), COCO's (annotations/instances_*.json), YOLO's (images, labels), VOC's "
+            "(JPEGImages, Annotations), a table of paths (.csv, .tsv, .json, .jsonl, .ndjson or .parquet), Hugging "
+            "Face's Parquet files, and tars"
         )
     found = [one for one in candidates if kind is None or one.kind == kind]
     if len(found) == 1:
@@ -164,6 +168,8 @@ def _in_directory(path: Path, classes: Collection[str]) -> list[Detected]:
     if folders := yolo_folders(path):
         splits = tuple(folders) if len(folders) > 1 else ()
         return [_split(path, "yolo", "photos with boxes in YOLO's text files", splits)]
+    if voc_folders(path):
+        return [_split(path, "voc", "photos with boxes in Pascal VOC's XML files", voc_splits(path))]
     names = sorted(entry.name for entry in os.scandir(path) if entry.is_file() and not entry.name.startswith("."))
     found = _parquet(path)
     if any(map(extension_of, names)):

@@ -83,8 +83,8 @@ def yolo(directory: Path) -> Source:
     return source
 
 
-def _upright_size(photo: Path) -> tuple[int, int]:
-    """Height and width as a viewer shows the photo; 0 x 0 if it has no readable header: then it is bad in any case."""
+def size_of_upright(photo: Path) -> tuple[int, int]:
+    """Height and width as a viewer shows a photo; 0 x 0 if it has no readable header: then it is bad in any case."""
     data = photo.read_bytes()
     header = read_photo_header(data)
     return upright_size(header.height, header.width, read_orientation(data, header.format).value)
@@ -109,7 +109,7 @@ def _read_boxes(labels: Path | None, photo: Path, *, classes: Mapping[int, str])
     ids: list[object] = []
     lines = [] if labels is None else labels.read_text("utf-8", errors="replace").splitlines()
     if any(line.strip() for line in lines):
-        height, width = _upright_size(photo)
+        height, width = size_of_upright(photo)
     for number, line in enumerate(lines, 1):
         if not (words := line.split()):
             continue

@@ -135,3 +135,17 @@ def test_columns_that_do_not_fit_in_memory_are_refused_before_the_read(
     monkeypatch.setattr(LocalStore, "find", None)
     with pytest.raises(ValueError, match=r"of the 35 samples .* take about 1400 bytes .* 1399 are available"):
         data_set.columns()
+
+
+def test_folds_depend_on_seed_and_key_alone(shards: Path) -> None:
+    data_set = DataSet(resolve_shards(shards, endpoint=None))
+
+    def held_out(seed: int, fold: int) -> list[int]:
+        where = lambda columns: columns.fold(3, seed=seed) != fold  # noqa: E731
+        return excluded_ordinals(data_set, where=where).excluded.tolist()
+
+    folds = [held_out(0, fold) for fold in range(3)]
+    assert sorted(ordinal for fold in folds for ordinal in fold) == list(range(NUM_SHARDS * PER_SHARD))
+    assert folds != [held_out(1, fold) for fold in range(3)]
+    with pytest.raises(ValueError, match="number must be 2 or more folds, got 1"):
+        excluded_ordinals(data_set, where=lambda columns: columns.fold(1) == 0)

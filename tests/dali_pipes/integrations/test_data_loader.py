@@ -104,6 +104,19 @@ def test_rest_of_an_epoch_is_said_once(small_shards: Path, whole: Epochs, caplog
     assert "the rest of epoch 0, after 1 of its 5 batches, as with DALI's iterators" in record.getMessage()
 
 
+def test_reset_in_mid_epoch_says_once_what_it_gives_up(small_shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """DALI's iterators ignore it, and go on with the epoch."""
+    with open_loader(small_shards) as loader:
+        for _ in range(2):
+            loader.reset()  # before the first batch it does nothing
+            next(loader)
+            loader.reset()
+        assert len(list(loader)) == BATCHES
+        loader.reset()
+    (record,) = (record for record in caplog.records if "reset()" in record.getMessage())
+    assert f"gives up the rest of epoch 0, {BATCHES - 1} batches, where DALI's" in record.getMessage()
+
+
 def test_what_takes_a_loader_for_a_data_loader_names_the_face(small_shards: Path) -> None:
     from torch.utils.data import DataLoader
 

@@ -26,6 +26,7 @@ from prep.index import index_shards
 from prep.sources.demo_photos import demo_photos
 from tests.prep.sources.test_coco import write_split
 from tests.prep.sources.test_hf import write_hf
+from tests.prep.sources.test_voc import write_voc
 from tests.prep.sources.test_yolo import write_yolo
 from tests.shards import encode_photo, pack, write_pets
 
@@ -63,6 +64,7 @@ RUNS = {
     "prep pack photos": "{photos} {out}",
     "prep pack table": "{photos}/list.csv {out}",
     "prep pack tars": "{shards} {out}",
+    "prep pack voc": "{voc} {out}",
     "prep pack yolo": "{yolo} {out}",
     "prep recode": "{shards} {out} --short-side 40 --masks nearest",
     "prep remove": "{living} --shard samples-000001.tar",
@@ -131,6 +133,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (found["photos"] / "list.csv").write_text("path,label\ncat/0.jpg,1\ndog/1.jpg,2\n")
     write_split(root / "coco", "val", range(2))
     write_yolo(root / "yolo")
+    found["voc"] = write_voc(root / "voc")
     found["coco"], found["yolo"], found["hf"] = root / "coco", root / "yolo", root / "hf"
     write_hf(found["hf"] / "a.parquet", [{"image": {"bytes": encode_photo(), "path": None}, "label": 1}])
     return {name: str(path) for name, path in found.items()}
