@@ -338,7 +338,9 @@ class Delivery:
         num_batches = self.num_batches_of(epoch) if batch else 0
         if not 0 <= batch <= num_batches:
             raise ValueError(f"batch must be in [0, {num_batches}], the batches of epoch {epoch}, got {batch}")
-        inputs, batching = self.parts.inputs, self.parts.batching
+        inputs, batching, current = self.parts.inputs, self.parts.batching, self.current
+        if epoch and not (current.number or current.delivered):  # a job that resumes by its number of epochs
+            self._warn_of_random_operators()
         self._start_epoch(epoch, start=inputs.plan(epoch).position(batch, batching) if batch else 0)
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:

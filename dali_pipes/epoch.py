@@ -219,6 +219,7 @@ class LoaderParts:
 
     source: str
     """The origin of the shards in one line: URLs and ETL."""
+    classes: dict[int, str]
     inputs: PlanInputs
     batching: Batching
     epochs: LoaderEpochs

@@ -84,6 +84,9 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
     """The number of samples of this epoch, over all ranks; it is exact before the first batch. With several slices it
     is that of the longest slice times the number of slices, and may differ in the next epoch, unless
     ``Select(epoch_samples=)`` fixes it."""
+    classes: dict[int, str]
+    """Class id, as batches have it, to name: the class table of the data set. Empty if it has none, and for a
+    mixture with ``labels="raw"``, whose data sets may name an id in several ways."""
     num_batches_left: int
     """Batches of the epoch that are still to come; at 0, iterating again starts the next."""
     position: int
@@ -248,8 +251,8 @@ class Loader(DALIGenericIterator):  # type: ignore[misc]
 
     def as_dali(
         self,
-        *,
         output_map: Sequence[str] | None = None,
+        *,
         column_labels: bool = False,
         auto_reset: bool | str | None = False,
         reader_name: str | None = "Reader",
@@ -440,10 +443,11 @@ def loader(
 
 
 _FACES = (
-    "a loader gives lists of one dict, as DALI's iterators do; give loader.as_dataloader() to a trainer and to what "
-    "takes a data loader, and DataLoader(loader.as_dataset(), batch_size=None, num_workers=0) to what takes that alone"
+    "a loader gives lists of one dict, as DALI's iterators do, and takes their place: see loader.as_dali(); give "
+    "loader.as_dataloader() to a trainer and to what takes a data loader, and DataLoader(loader.as_dataset(), "
+    "batch_size=None, num_workers=0) to what takes that alone"
 )
-_OF_DATA_LOADERS = {"dataset", "sampler", "batch_sampler", "collate_fn", "num_workers", "drop_last"}
+_OF_DATA_LOADERS = {"max_batch_size", "dataset", "sampler", "batch_sampler", "collate_fn", "num_workers", "drop_last"}
 
 
 class _ListOfBatch(list[Any]):
@@ -466,6 +470,7 @@ class _ListOfBatch(list[Any]):
 _VALUES: dict[str, Callable[[Delivery], Any]] = {
     "epoch": lambda delivery: delivery.current.number,
     "num_samples": lambda delivery: delivery.current.num_samples,
+    "classes": lambda delivery: dict(delivery.parts.classes),
     "num_batches_left": lambda delivery: delivery.current.num_batches_left,
     "position": lambda delivery: delivery.current.position,
     "num_valid": lambda delivery: delivery.num_valid,

@@ -249,6 +249,7 @@ def open_parts(
     seen = BadSamplesSeen(arguments.bad_samples, quarantine=_quarantine(arguments.bad_samples, data_set, process))
     return LoaderParts(
         source=data_set.source,
+        classes={} if data_set.is_mixture and arguments.outputs.labels == "raw" else stored.classes,
         inputs=inputs,
         batching=batching,
         epochs=epochs,

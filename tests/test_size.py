@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 MOST = {
-    "dali_pipes": (3_520, 16),
+    "dali_pipes": (3_530, 16),
     "dali_pipes/cache": (2_060, 7),
     "dali_pipes/commands": (1_700, 6),
     "dali_pipes/data_set": (2_230, 7),
@@ -39,7 +39,7 @@ MOST = {
     "prep/tar": (450, 2),
     "prep/versions": (1_060, 5),
     "prep/workers": (620, 3),
-    "bench": (320, 3),
+    "bench": (350, 3),
     "bench/commands": (500, 3),
     "bench/compare": (1_520, 6),
     "bench/engine": (740, 4),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_120, 246
+SUM_LINES, SUM_MODULES = 57_160, 246
 
 
 def sizes() -> dict[str, tuple[int, int]]:

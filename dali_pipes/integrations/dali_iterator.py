@@ -45,6 +45,10 @@ class DaliIterator(DALIGenericIterator):  # type: ignore[misc]
         """The names of the outputs, in the graph's order."""
         return list(self._names.values())
 
+    @property
+    def _output_categories(self) -> set[str]:
+        return set(self.output_map)
+
     @functools.cached_property
     def _names(self) -> dict[str, str]:
         """Map each output's name in the graph to the given name. The names are checked when the graph is known."""

@@ -41,6 +41,13 @@ class Samples:
         self._class_ids = np.array(sorted(manifest.classes), np.int64)
         self._tables: dict[int, ShardTable] = {}
 
+    @property
+    def classes(self) -> dict[int, str]:
+        """Class id, as batches have it, to name; sorted by id."""
+        is_contiguous = self.rules.labels == "contiguous"
+        ids = self._class_ids.tolist()
+        return {number if is_contiguous else label: self.manifest.classes[label] for number, label in enumerate(ids)}
+
     def __len__(self) -> int:
         return int(self._stops[-1]) if len(self._stops) else 0
 

@@ -64,11 +64,14 @@ def imagefolder(directory: Path, *, splits: Sequence[str] = (), only: str = "", 
     places = [(root / folder, label) for root in roots for label, folder in enumerate(folders)]
     with bar(what="find", total=len(places), unit="classes", shown=show_progress, delay_s=1) as drawn:
         for folder, label in places:
-            if not (folder.is_dir() and found.add(folder, label)):
-                # A split may lack a class of another one: then no record is left out.
-                lines = found.source.noted if folder.is_dir() else found.source.others
-                lines.append(f"{folder.relative_to(directory)}: no photo in this class")
+            if folder.is_dir() and not found.add(folder, label):
+                found.source.noted.append(f"{folder.relative_to(directory)}: no photo in this class")
             drawn.update(1)
+    for root in roots:
+        if lacking := [name for name in folders if not (root / name).is_dir()]:
+            found.source.noted.append(
+                f"{root.name}: no folder of the classes {shown(lacking)}, which other splits have"
+            )
     return found.finished()
 
 

@@ -143,7 +143,7 @@ def test_imagefolder_of_splits_numbers_classes_once(tmp_path: Path) -> None:
     source = imagefolder(tmp_path, splits=("train", "val"))
     assert _labelled(source) == [("train/cat/1", "jpg", 0), ("train/dog/2", "jpg", 1), ("val/dog/1", "jpg", 1)]
     assert list(source.skipped) == ["val/x.jpg: it is in no class's folder"]
-    assert list(source.others) == ["val/cat: no photo in this class"]
+    assert list(source.noted) == ["val: no folder of the classes 'cat', which other splits have"]
 
 
 def test_photos_without_classes_are_found_in_all_folders(tmp_path: Path) -> None:
