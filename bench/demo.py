@@ -203,8 +203,8 @@ def _train(shards: ShardSet, *, seed: int) -> str:
                 loss.backward()
                 optimizer.step()
                 right[-1] += int((scores.argmax(1) == labels).sum())
-        shares = [100 * number / loader.num_samples for number in right]
-    return f"a small network: {shares[0]:.0f} % of the photos right in epoch 1, {shares[-1]:.0f} % in epoch {TRAIN_EPOCHS}"
+        first, last = (f"{100 * number / loader.num_samples:.0f} %" for number in (right[0], right[-1]))
+    return f"a small network: {first} of the photos right in epoch 1, {last} in epoch {TRAIN_EPOCHS}"
 
 
 def _compare_and_time(shards: ShardSet, *, seed: int, bystanders: set[int]) -> dict[str, Any]:
