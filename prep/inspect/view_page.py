@@ -90,11 +90,13 @@ def view_page(
     findings.add_known(known_bad)
     body = [
         _head_part(info, num_bad=findings.reasons.total()),
+        _data_script("samples", _sample_data(samples, chosen.indexed.manifest)),
+        f'<h2>Samples</h2><p class="soft">{_text(chosen.about)}</p>',
+        files("prep.inspect").joinpath("page_samples.html").read_text("utf-8"),
+        _component_part(info),
         _class_part(info),
         *_photo_parts(info, photos),
         _bad_part(findings),
-        _data_script("samples", _sample_data(samples, chosen.indexed.manifest)),
-        f'<h2>Samples</h2><p class="soft">{_text(chosen.about)}</p>',
     ]
     keys, bad = [sample.key for sample in samples], dict(findings.kinds)
     return Page(html=html_document(shards.url, body), keys=keys, num_matching=chosen.num_matching, bad=bad)
@@ -204,16 +206,19 @@ def _saved(picture: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def _head_part(info: SetInfo, *, num_bad: int) -> str:
-    """The title, the set in one line, and its components."""
+    """The title, and the set in one line."""
     counts = f"{info.num_samples:,} samples, {info.num_shards:,} shards, {format_bytes(info.num_bytes)}"
     bad = f'<a href="#bad">{num_bad:,} bad or missing</a>' if num_bad else "nothing bad was found"
+    not_indexed = "" if info.is_indexed else " The shards have no index: they were read once for this page."
+    return f'<h1>{_text(info.url)}</h1><p class="soft">{counts}; {bad}.{not_indexed}</p>'
+
+
+def _component_part(info: SetInfo) -> str:
     rows = [["component", "samples", "bytes"]]
     for name, number in itertools.islice(info.components.items(), _MAX_NAMES):
         rows.append([name, f"{number:,}", format_bytes(info.component_bytes[name])])
-    more = f" The first {_MAX_NAMES} of {len(info.components):,} components are listed."
-    more = more if len(info.components) > _MAX_NAMES else ""
-    not_indexed = "" if info.is_indexed else " The shards have no index: they were read once for this page."
-    return f'<h1>{_text(info.url)}</h1><p class="soft">{counts}; {bad}.{not_indexed}{more}</p>{html_table(rows)}'
+    more = f'<p class="soft">The first {_MAX_NAMES} of {len(info.components):,} components are listed.</p>'
+    return f"<h2>Components</h2>{more if len(info.components) > _MAX_NAMES else ''}{html_table(rows)}"
 
 
 def _class_part(info: SetInfo) -> str:
@@ -231,7 +236,7 @@ def _class_part(info: SetInfo) -> str:
     table = html_table(rows, num_names=2, shares=[number / max(1, numbers[0]) for number in numbers[:MAX_ROWS]])
     listed = "" if len(ordered) <= MAX_ROWS else f" The {MAX_ROWS:,} largest are listed."
     return (
-        f'<h2>Classes</h2><p class="soft">{words}.{listed} Click a class to see only its samples below.</p>'
+        f'<h2>Classes</h2><p class="soft">{words}.{listed} Click a class to see only its samples above.</p>'
         f'<div id="classes" class="tall">{table}</div>'
     )
 
@@ -273,7 +278,7 @@ def _bad_part(findings: _Findings) -> str:
     """Write the list of bad samples: the reason, and the check that found it."""
     begin = (
         '<h2 id="bad">What is bad, and why</h2><p class="soft">Found by the shard indexes of all samples, and by '
-        "decoding those that are shown below. To decode every sample: dali-pipes prep verify URL --quarantine bad.tsv; "
+        "decoding those that are shown above. To decode every sample: dali-pipes prep verify URL --quarantine bad.tsv; "
         "then show its list here: --quarantine bad.tsv.</p>"
     )
     if not findings.reasons:

@@ -4,8 +4,10 @@ Nothing is read but names, the columns of tables, the beginning of files that ma
 folder.
 """
 
+import itertools
 import os
 import shlex
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +115,7 @@ def detect(source: str, *, kind: Kind | None = None, classes: Collection[str] = 
             f"'{source}' is no source that is known: looked for class folders (cat/1.jpg), photos, the pets layout "
             "(images, annotations/list.txt), COCO's (annotations/instances_*.json), YOLO's (images, labels), VOC's "
             "(JPEGImages, Annotations), a table of paths (.csv, .tsv, .json, .jsonl, .ndjson or .parquet), Hugging "
-            "Face's Parquet files, and tars"
+            f"Face's Parquet files, and tars{_found_in(path)}"
         )
     found = [one for one in candidates if kind is None or one.kind == kind]
     if len(found) == 1:
@@ -125,6 +127,14 @@ def detect(source: str, *, kind: Kind | None = None, classes: Collection[str] = 
         f"'{source}' may be several things: {here}; say which with --kind; each kind has a command of its own, too: "
         + ", ".join(f"dali-pipes prep pack {one.kind} {shlex.quote(one.source)} URL" for one in found)
     )
+
+
+def _found_in(path: Path) -> str:
+    """What lies in a directory without photos."""
+    files = (entry for entry in sorted(path.rglob("*")) if entry.is_file()) if path.is_dir() else ()
+    kinds = Counter(entry.suffix.lower() or entry.name for entry in itertools.islice(files, 10_000))
+    most = ", ".join(f"{number} x {printable(kind)}" for kind, number in kinds.most_common(3))
+    return f"; found {most or 'nothing'}; photos only: no video, audio or text" if path.is_dir() else ""
 
 
 def _by_name(source: str) -> Detected:
