@@ -40,7 +40,14 @@ def test_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         elif page.stem == "shapes":
             parts["jpg"] = photo_bytes(number, 60 + 37 * number % 90, 60 + 53 * number % 90)
         elif page.stem == "recipes":
+            depth = io.BytesIO()
+            Image.fromarray(np.full((72, 80), 300 + number, np.uint16)).save(depth, "PNG")
             parts |= {"boxes.json": json.dumps(_boxes(number)).encode(), "tokens.npy": _tokens(number)}
+            parts |= {
+                "depth.png": depth.getvalue(),
+                "age.txt": b"%d" % number,
+                "keypoints.json": b"[[9, 8], [30.5, 40]]",
+            }
     write_shards(tmp_path / "shards", samples, per_shard=16)
     (tmp_path / "page.py").write_text(python_of(page))
     run_python("page.py", folder=tmp_path)
