@@ -20,7 +20,7 @@ from tests.turned_photos import exif_block, with_exif
 
 DOCS = REPOSITORY / "docs"
 # Its data is in a bucket, which has a test of its own.
-IN_A_BUCKET = DOCS / "how-to" / "buckets.md"
+IN_A_BUCKET = DOCS / "how-to" / "stores.md"
 WITH_PYTHON = [page for page in sorted((DOCS / "how-to").glob("*.md")) if python_of(page) and page != IN_A_BUCKET]
 CUT_OFF = 21
 
@@ -74,7 +74,7 @@ def test_page_of_buckets_goes_from_photos_to_batches(
 def test_commands_of_look_run_and_write_pages(tmp_path: Path) -> None:
     """On shards of the names that the page uses; each page is one file of the sort that `tests/pages` opens."""
     write_shards(tmp_path / "shards", [_sample(number, "cls", "jpg", "png") for number in range(64)], per_shard=16)
-    assert run_blocks(DOCS / "how-to" / "look.md", folder=tmp_path) == 4
+    assert run_blocks(DOCS / "how-to" / "watch.md", folder=tmp_path) == 4
     assert (tmp_path / "data.html").read_text().startswith("<!doctype html>")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert len(list((tmp_path / "plots").glob("run-*.svg"))) == 6
