@@ -103,12 +103,17 @@ $(BIN)/python:
 	  || { echo "error: Python 3.11 to 3.13 needed, '$(PYTHON)' is $$($(PYTHON) -V 2>&1); pass PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+REACH = $(BIN)/python -m pip index versions torch --index-url $(TORCH_CPU_INDEX) --retries 1
+NO_REACH = error: CPU=1 takes torch from $(TORCH_CPU_INDEX), which does not answer. Name a mirror with TORCH_CPU_INDEX=URL, or \
+  take the build for CUDA (9 GB), which runs without a GPU, too: make clean; make $(MAKECMDGOALS)
+
 # What the choice takes, by pip with its progress, then this checkout. Without --no-deps it would bring its own DALI.
 define install
 	@echo 'Installs at least $(SIZE) GB into $(VENV): CUDA=$(CHOICE), extras $(1).'
 	@$(if $(filter none,$(CHOICE)),,echo 'Most of it is torch with its CUDA libraries; without a GPU, CPU=1 makes it 2.2 GB: make $(MAKECMDGOALS) CPU=1')
 	@$(BIN)/python deploy/requirements.py --cuda $(CHOICE) --extras $(1) > $(VENV)/requirements.txt
 	@$(BIN)/python deploy/requirements.py --cuda $(CHOICE) --pins > $(VENV)/pins.txt
+	@$(if $(filter none,$(CHOICE)),$(REACH) > /dev/null 2>&1 || { echo '$(NO_REACH)'; exit 1; })
 	$(if $(filter none,$(CHOICE)),$(PIP) --no-deps --index-url $(TORCH_CPU_INDEX) -c $(VENV)/pins.txt torch torchvision)
 	@$(if $(filter none,$(CHOICE)),echo none > $(VENV)/.cuda)
 	$(PIP) -c $(VENV)/pins.txt -r $(VENV)/requirements.txt
