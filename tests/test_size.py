@@ -15,7 +15,7 @@ MOST = {
     "dali_pipes/data_set": (2_230, 7),
     "dali_pipes/fetch": (1_130, 4),
     "dali_pipes/formats": (3_300, 12),
-    "dali_pipes/graph": (2_700, 9),
+    "dali_pipes/graph": (2_710, 9),
     "dali_pipes/graph/recipes": (640, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
@@ -30,12 +30,12 @@ MOST = {
     "prep/commands": (2_560, 12),
     "prep/embedded": (1_660, 8),
     "prep/etl": (680, 3),
-    "prep/inspect": (1_940, 8),
+    "prep/inspect": (1_950, 8),
     "prep/pack": (1_000, 3),
     "prep/photos": (470, 2),
     "prep/recode": (640, 2),
     "prep/shuffle": (2_290, 7),
-    "prep/sources": (2_030, 10),
+    "prep/sources": (2_040, 10),
     "prep/tar": (450, 2),
     "prep/versions": (1_060, 5),
     "prep/workers": (620, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_160, 246
+SUM_LINES, SUM_MODULES = 57_190, 246
 
 
 def sizes() -> dict[str, tuple[int, int]]:

@@ -106,7 +106,8 @@ def output_nodes(outputs: object, components: Components) -> list[Any]:
         raise ValueError(f"graph must return a dict of outputs by name, got {type(outputs).__name__}")
     if not inputs.read:
         raise ValueError(
-            "graph takes none of the components; it must take at least one, such as components['image.jpg']"
+            "graph takes none of the components; it must take at least one, such as components['image.jpg']: samples "
+            "come from the shards, and from no reader of the graph's own"
         )
     inputs.lists = {name: output for name, output in outputs.items() if isinstance(output, Parser)}
     packed = [name for name, output in outputs.items() if isinstance(output, PackedOutput)]

@@ -4,13 +4,13 @@ Each function returns a graph, which runs inside a DALI pipeline definition, so 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from nvidia.dali import fn, types
 
-from dali_pipes.arguments import as_integer, as_number, check_choice
+from dali_pipes.arguments import as_integer, as_number, check_choice, refuse_unknown
 from dali_pipes.arrays import Float32s, Float64s, Int32s
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components, DecoderDevice, bucket_shapes, once_a_batch
@@ -52,6 +52,16 @@ class ImageOptions(TypedDict, total=False):
     default, see `Components.orient`."""
 
 
+# Arguments of DALI's and torchvision's operators.
+_INSTEAD = {
+    "size": "pass crop= (and resize=, to validate)",
+    "random_area": "pass scale=",
+    "random_aspect_ratio": "pass ratio=",
+    "mirror": "pass flip=",
+    "device": "pass it to dali_pipes.loader",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageForm:
     """The checked `ImageOptions` of a graph."""
@@ -62,6 +72,10 @@ class ImageForm:
     layout: Layout = "CHW"
     photo: str | None = None
     orient: bool | None = None
+
+    def __new__(cls, **given: object) -> Self:
+        refuse_unknown("the graph", given, [one.name for one in fields(cls)], instead=_INSTEAD)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, Dtype)

@@ -200,12 +200,13 @@ def _glob_matches(pattern: str, path: str) -> bool:
 
 
 def _has_photos(folder: Path) -> bool:
-    """Whether a photo lies in a folder or in one of the first folders in it: it is the source of shards."""
+    """Whether a photo lies in a folder, or in the first folders in it, two levels deep: it is the source of shards."""
     from dali_pipes.formats.photo_header import is_photo
 
     with contextlib.suppress(OSError):
-        places = [folder, *itertools.islice(filter(Path.is_dir, folder.iterdir()), 20)]
-        return any(is_photo(path.name) for place in places for path in place.iterdir())
+        inside = list(itertools.islice(filter(Path.is_dir, folder.iterdir()), 20))
+        deeper = (below for one in inside for below in itertools.islice(filter(Path.is_dir, one.iterdir()), 3))
+        return any(is_photo(path.name) for place in (folder, *inside, *deeper) for path in place.iterdir())
     return False
 
 
