@@ -81,6 +81,8 @@ def alone(
                 self.check_usable()  # it may be closed by now
                 raise running.refusal(use)
             return method(self, *args, **kwargs)
+        except StopIteration:
+            raise
         except Exception:
             _stay_if_ending()
             raise
@@ -116,7 +118,7 @@ class Delivery:
         """A token of the face's iteration, or of the loader's own loop, that took the last batch; ``None``: the loader
         was put to another position since."""
         self._has_told_rest = False
-        self._has_told_reset = False
+        self._has_told_reset = self._has_told_random = False
         self.is_closed = False
         self._pid = 0
         self._uses: dict[str, Use] = {}  # Note [one thread]
@@ -250,6 +252,8 @@ class Delivery:
             counts.batches += 1
             counts.samples += batch.num_valid
             self.num_valid, self.substituted, counts.substituted = batch.num_valid, batch.substituted, num_substituted
+        except StopIteration:
+            raise
         except Exception:
             _stay_if_ending()
             raise
@@ -319,7 +323,7 @@ class Delivery:
     def reset(self) -> None:
         """See `dali_pipes.iterator.Loader.reset`; so are the methods below."""
         current = self.current
-        if current.num_batches_left and current.delivered and not self._has_told_reset:
+        if current.num_batches_left and current.next_position and not self._has_told_reset:
             self._has_told_reset = True
             _log.warning(
                 "reset() in mid-epoch gives up the rest of epoch %d, %d batches, where DALI's iterators go on with it; "
@@ -339,7 +343,7 @@ class Delivery:
         if not 0 <= batch <= num_batches:
             raise ValueError(f"batch must be in [0, {num_batches}], the batches of epoch {epoch}, got {batch}")
         inputs, batching, current = self.parts.inputs, self.parts.batching, self.current
-        if epoch and not (current.number or current.delivered):  # a job that resumes by its number of epochs
+        if (epoch or batch) and not current.number and not current.is_over:  # a job that resumes by its own count
             self._warn_of_random_operators()
         self._start_epoch(epoch, start=inputs.plan(epoch).position(batch, batching) if batch else 0)
 
@@ -425,10 +429,12 @@ class Delivery:
         )
 
     def _warn_of_random_operators(self) -> None:
-        if self.parts.decode.random_operators:
+        if self.parts.decode.random_operators and not self._has_told_random:
+            self._has_told_random = True
             _log.warning(
-                "the graph has random operators of DALI's own (%s): pixels after a resume differ from those of an "
-                "unbroken run; draw from the graph's second argument, whose numbers belong to the sample",
+                "the graph has random operators of DALI's own (%s): if this job goes on with another one, its pixels "
+                "differ from those of an unbroken run; draw from the graph's second argument, whose numbers belong to "
+                "the sample",
                 ", ".join(self.parts.decode.random_operators),
             )
 

@@ -142,15 +142,21 @@ class DataModule(LightningDataModule):
                     f"the {stage} loader needs a trainer, which knows its rank; pass the data module to a trainer as "
                     "datamodule="
                 )
-            # What Lightning tells a sampler of torch's: under tensor parallelism several processes are of one rank.
-            sampled = getattr(trainer.strategy, "distributed_sampler_kwargs", {})
             root = trainer.strategy.root_device
             found: dict[str, Any] = {
                 # With devices=[2, 3] the CUDA device is not the process's number.
                 "device": ("cuda" if root.index is None else f"cuda:{root.index}") if root.type == "cuda" else "cpu",
-                "rank": sampled.get("rank", trainer.global_rank),
-                "world_size": sampled.get("num_replicas", trainer.world_size),
             }
+            mesh: Any = getattr(trainer.strategy, "device_mesh", None)
+            if "data_parallel" in (getattr(mesh, "mesh_dim_names", None) or ()):
+                found["mesh"] = mesh["data_parallel"]  # under tensor parallelism several processes are of one rank
+            else:
+                # What Lightning tells a sampler of torch's.
+                sampled = getattr(trainer.strategy, "distributed_sampler_kwargs", {})
+                found |= {
+                    "rank": sampled.get("rank", trainer.global_rank),
+                    "world_size": sampled.get("num_replicas", trainer.world_size),
+                }
             if stage == "train":
                 found["state"] = self._train_state
             opened = loader(**(found | self._arguments[stage]))

@@ -455,6 +455,11 @@ def _check_samples(pipeline: DecodePipeline, stored: StoredSamples, arguments: L
         for component in sorted({*pipeline.inputs.decoded.components, *pipeline.inputs.photos}):
             stored.check_photos(component)
     outputs = arguments.outputs
+    if outputs.labels == "contiguous" and not pipeline.inputs.has_label:
+        raise ValueError(
+            "labels='contiguous' counts the class ids of the component 'cls' anew, and the graph takes no label; leave "
+            "it out"
+        )
     for name, option, is_added in (("key", "keys", outputs.keys), ("valid", "valid", outputs.valid)):
         if is_added and name in pipeline.output_names:
             raise ValueError(

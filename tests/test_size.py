@@ -9,13 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 MOST = {
-    "dali_pipes": (3_530, 16),
+    "dali_pipes": (3_550, 16),
     "dali_pipes/cache": (2_060, 7),
     "dali_pipes/commands": (1_700, 6),
     "dali_pipes/data_set": (2_230, 7),
     "dali_pipes/fetch": (1_130, 4),
     "dali_pipes/formats": (3_300, 12),
-    "dali_pipes/graph": (2_710, 9),
+    "dali_pipes/graph": (2_720, 9),
     "dali_pipes/graph/recipes": (640, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_190, 246
+SUM_LINES, SUM_MODULES = 57_220, 246
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 42_120, 500
+TESTS_LINES, FILE_LINES = 42_160, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

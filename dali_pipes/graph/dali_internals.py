@@ -166,7 +166,9 @@ def refuse_sources(pipeline: Pipeline, nodes: Iterable[Any]) -> None:
     """
     own = {id(node.source) for node in nodes}
     others = {operator_name(operator) for operator in operators_of(pipeline) if id(operator) not in own}
-    if found := sorted(name for name in others if "ExternalSource" in name or "reader" in name.lower()):
+    if found := sorted(
+        name for name in others if "ExternalSource" in name or "reader" in name.lower() or "inputs__" in name
+    ):
         raise ValueError(
             f"the graph has a source of its own ({', '.join(found)}), whose data would be given to other samples after "
             "an epoch's end; make a batch's arrays with components.array(), or keep the data in a component of the "

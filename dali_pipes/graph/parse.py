@@ -58,9 +58,11 @@ def _text_of(exc: Exception, function: Callable[..., Any]) -> str:
     """What was wrong. A `ValueError` is about the data; others, as ``KeyError: 'boxes'``, may be the function's."""
     if type(exc) is ValueError:
         return str(exc)
-    place = traceback.extract_tb(exc.__traceback__)[-1]
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"function '{name}' ended at {Path(place.filename).name}, line {place.lineno}: {type(exc).__name__}: {exc}"
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(exc.__traceback__) if frame.filename == file]
+    place = f" at {Path(str(file)).name}, line {lines[-1]}" if lines else ""
+    return f"function '{name}' ended{place}: {type(exc).__name__}: {exc}"
 
 
 def parse_batch(

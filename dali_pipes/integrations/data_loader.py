@@ -33,7 +33,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
 
 from torch import distributed
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -48,14 +48,9 @@ _log = logging.getLogger(__name__)
 EachIter: TypeAlias = Literal["next", "rest", "same"]
 OutputNames: TypeAlias = Sequence[str] | Mapping[str, str] | None
 
-# Data loaders of other packages that lose batches, and how.
-_DEALERS = "would deal the batches of one rank to all, and each of the ranks has a loader of its own"
-_LOSERS = {
-    "DataLoaderDispatcher": _DEALERS,  # of Accelerate
-    "IterableDatasetShard": _DEALERS,  # of Transformers
-    "DistributedDL": _DEALERS,  # of fastai
-    "_WrappedDataLoader": "takes one batch ahead, and the loader's state counts that batch as used",  # of Ray Train
-}
+# Data loaders of other packages that lose batches: of Accelerate, Transformers and fastai; of Accelerate and Ray Train.
+_DEALERS = {"DataLoaderDispatcher", "IterableDatasetShard", "DistributedDL"}
+_AHEAD = {"DataLoaderDispatcher", "DataLoaderShard", "_WrappedDataLoader"}
 _USE = "iterate what as_dataloader() gave, and do not let a trainer prepare, split or shuffle it"
 
 
@@ -123,11 +118,13 @@ class LoaderBatches:
         self._newest, self._is_new = object(), True
         return Iteration(self, token=self._newest)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"as_dataloader() has no attribute {name!r}: it is no torch DataLoader; what wants one takes "
-            "DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)"
-        )
+    if not TYPE_CHECKING:  # or a type checker would take any attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"'{type(self).__name__}' object has no attribute '{name}': it is no torch DataLoader, and what is the "
+                "loader's is on the loader; iterate it, and let nothing wrap it: see docs/how-to/trainers.md"
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next iteration give this epoch, from its start; but the rest of it if a state of it was loaded."""
@@ -181,14 +178,18 @@ class LoaderBatches:
             if isinstance(caller, DataLoader) and getattr(caller, "batch_size", None) is not None:
                 raise TypeError(
                     f"DataLoader(batch_size={caller.batch_size}) would stack whole batches; pass "
-                    "DataLoader(loader.as_dataset(), batch_size=None, num_workers=0)"
+                    "DataLoader(loader.as_dataset(), batch_size=None, num_workers=0); if a data set of yours takes the "
+                    "batches apart, write its __iter__ as a generator"
                 )
-            loss = _LOSERS.get(type(caller).__name__)
-            if loss and (loss != _DEALERS or self.delivery.parts.batching.process.world_size > 1):
+            name, loss = type(caller).__name__, ""
+            if name in _DEALERS and (num_ranks := self.delivery.parts.batching.process.world_size) > 1:
+                loss = f"would deal the batches of one rank to all, and each of the {num_ranks} ranks has a loader"
+            elif name in _AHEAD:
+                loss = "takes one batch ahead, and the loader's state counts that batch as used"
+            if loss:
                 raise RuntimeError(
-                    f"{type(caller).__module__}.{type(caller).__name__} {loss}: samples would be lost; iterate "
-                    "loader.as_dataloader() yourself, or give it to a trainer that leaves it alone: see "
-                    "docs/how-to/trainers.md"
+                    f"{type(caller).__module__}.{name} {loss}: samples would be lost; iterate loader.as_dataloader() "
+                    "yourself, or give it to a trainer that leaves it alone: see docs/how-to/trainers.md"
                 )
             frame = frame.f_back
 
@@ -396,7 +397,7 @@ class LoaderDataset(IterableDataset[BatchDict]):
     Raises:
         TypeError: While iterating: if the ``DataLoader`` has a ``batch_size``, and would stack batches.
         RuntimeError: While iterating: if several ranks have loaders, and Accelerate, Transformers or fastai
-            would deal out the batches of one of them; if Ray Train takes batches ahead.
+            would deal out the batches of one of them; if Accelerate or Ray Train would take a batch ahead.
 
     >>> from torchdata.stateful_dataloader import StatefulDataLoader  # doctest: +SKIP
     >>> batches = StatefulDataLoader(loader.as_dataset(), batch_size=None, num_workers=0)  # doctest: +SKIP

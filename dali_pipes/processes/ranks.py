@@ -48,9 +48,10 @@ _LAUNCHERS = (
 
 # What can tell the rank, from the worst to the best.
 _SOURCES = (
-    "default", "the launcher's variables", "jax.distributed", "torch.distributed", "Accelerate's mesh", "arguments"
+    "default", "the launcher's variables", "jax.distributed", "torch.distributed", "Accelerate's mesh",
+    "arguments", "mesh=",
 )  # fmt: skip
-NOTHING, _LAUNCHER, _JAX, _TORCH, _ACCELERATE, GIVEN = _SOURCES
+NOTHING, _LAUNCHER, _JAX, _TORCH, _ACCELERATE, GIVEN, _MESH = _SOURCES
 
 # The dimensions of Accelerate's mesh along which processes train on other samples.
 _DATA_DIMENSIONS = ("dp_replicate", "dp_shard")
@@ -109,7 +110,7 @@ def find_rank(
     if rank is not None and world_size is not None:
         found, source = (as_integer("rank", rank), as_integer("world_size", world_size)), GIVEN
     elif mesh is not None:
-        found, source = _rank_in(mesh), GIVEN
+        found, source = _rank_in(mesh), _MESH
     elif (group := _accelerate_rank()) is not None:
         found, source = group, _ACCELERATE
     elif (group := distributed_rank()) is not None:
@@ -136,7 +137,7 @@ def refuse_changed_rank(process: Rank) -> None:
     Raises:
         ValueError: Says what was found then and now.
     """
-    if process.source == GIVEN:
+    if process.source in (GIVEN, _MESH):
         return
     now = find_rank(rank=None, world_size=None)
     is_worse = _SOURCES.index(now.source) < _SOURCES.index(process.source)
@@ -192,6 +193,8 @@ def _rank_in(mesh: object) -> tuple[int, int]:
                 "mesh['dp'] or what it is called; of several such dimensions make one: mesh['dp', 'fsdp']._flatten()"
             )
         rank, size = (mesh.get_coordinate() or [-1])[0], mesh.size()
+    elif distributed.is_available() and mesh == distributed.GroupMember.NON_GROUP_MEMBER:
+        rank, size, mesh = -1, 0, "the process group"
     else:
         raise TypeError(f"mesh must be torch's DeviceMesh or a process group, got {mesh!r}")
     if rank < 0:
@@ -274,7 +277,8 @@ class Agreement:
     """Compares one loader with what this process is by now, and with the same loader of the other processes.
 
     The latter needs a process group. It is left out for a loader that is of the only rank, such as one that rank 0 has
-    to validate. ``name`` is the same on every process: see `make_name`.
+    to validate, unless the rank comes from a mesh: then several processes may be of it. ``name`` is the same on every
+    process: see `make_name`.
     """
 
     def __init__(self, *, process: Rank, name: str) -> None:
@@ -300,7 +304,7 @@ class Agreement:
         group = distributed_rank()
         if (epoch, position) != self._start or group != self._group:
             refuse_changed_rank(self._process)
-            if group is not None and self._process.world_size > 1:
+            if group is not None and (self._process.world_size > 1 or self._process.source in (_ACCELERATE, _MESH)):
                 if self._start is None or group != self._group:
                     self._compare_inputs(inputs(), *group)
                 else:

@@ -15,7 +15,7 @@ def train(config):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     with dp.loader(config["shards"], dp.classification_train(crop=16), batch_size=4, seed=7) as loader:
         batches = loader.as_dataloader(("image", "label"))  # and no prepare_data_loader()
-        kept = {"model": model, "optimizer": optimizer, "batches": batches}
+        kept = {"model": getattr(model, "module", model), "optimizer": optimizer, "batches": batches}
         checkpoint = ray.train.get_checkpoint()
         if checkpoint:
             with checkpoint.as_directory() as folder:

@@ -56,6 +56,9 @@ def test_labels_contiguous_count_from_zero(tmp_path: Path) -> None:
     for labels, expected in (("raw", [10, 20, 30] * 2), ("contiguous", [0, 1, 2] * 2)):
         with opened(outputs=dp.Outputs(labels=labels)) as loader:
             assert next(loader)[0]["label"].tolist() == expected
+            assert loader.classes == dict(zip(expected, "abc", strict=False))
+    with pytest.raises(ValueError, match="counts the class ids of the component 'cls' anew, and the graph takes no l"):
+        opened(lambda components, _: {"size": components["image.jpg"].shape()}, outputs=dp.Outputs(labels="contiguous"))
 
 
 @pytest.mark.fresh_interpreter

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
+from dali_pipes import delivery
 from dali_pipes.store.local import LocalFetcher
 from tests.dali_pipes.test_contract import graph
 from tests.programs import wait_until
@@ -150,3 +151,16 @@ def test_close_ends_a_wait_for_shards(shards: Path, tmp_path: Path, monkeypatch:
 
     in_threads(read, close)
     assert "closed" in str(errors[0])
+
+
+def test_daemon_thread_ends_its_epoch_also_while_the_program_ends(
+    loader: dp.Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever joins the thread at exit would wait for ever. An error keeps the thread: it would be printed."""
+    ending = threading.Event()
+    ending.set()
+    monkeypatch.setattr(delivery, "_ending", ending)
+    thread = threading.Thread(target=lambda: list(loader), daemon=True)
+    thread.start()
+    thread.join()
+    assert loader.num_batches_left == 0

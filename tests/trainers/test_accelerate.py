@@ -20,9 +20,11 @@ def through_data_loader(shards: Path) -> None:
 
 
 def test_data_set_in_a_prepared_data_loader_is_refused(shards: Path) -> None:
-    """Such a data loader would lose samples on two processes."""
+    """Such a data loader would lose samples on two processes; on one, a state would be one batch too far."""
     with pytest.raises(AssertionError, match="would deal the batches of one rank to all"):
         run_ranks(2, through_data_loader, shards)
+    with pytest.raises(AssertionError, match="takes one batch ahead, and the loader's state counts that batch as used"):
+        run_ranks(1, through_data_loader, shards)
 
 
 def evaluated_and_skipped(shards: Path) -> tuple[list[list[str]], list[list[list[str]]], list[int]]:

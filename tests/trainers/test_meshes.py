@@ -134,6 +134,21 @@ def test_data_times_tensor_parallelism_resumes_at_every_step(shards: Path, tmp_p
         assert sorted(keys_of(ranks, run, num_shared=num_shared)) == sorted(rest), run
 
 
+def on_two_seeds(shards: Path) -> str:
+    """What a process says whose seed is its own, though all processes are of the only data rank."""
+    mesh = join(1, 2)
+    with open_loader(shards, mesh=mesh["data"], seed=distributed.get_rank()) as loader:
+        try:
+            next(loader)
+        except ValueError as exc:
+            return str(exc)
+    return ""
+
+
+def test_processes_of_the_only_data_rank_are_compared(shards: Path) -> None:
+    assert [one for one in run_ranks(2, on_two_seeds, shards) if "the ranks disagree: seed" in one]
+
+
 def test_pipelines_and_meshes_of_accelerate(shards: Path) -> None:
     """Both stages of a pipeline get the same batches: its losses are those of the whole model on these batches."""
     need("accelerate")

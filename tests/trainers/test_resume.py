@@ -1,6 +1,6 @@
 """Resumed trainings read each sample once an epoch and have the losses of an unbroken training, to the bit.
 
-The programs of docs/how-to/trainers.md resume, too.
+The programs of examples/trainers resume, too.
 """
 
 import os

@@ -113,7 +113,12 @@ def test_reset_in_mid_epoch_says_once_what_it_gives_up(small_shards: Path, caplo
             loader.reset()
         assert len(list(loader)) == BATCHES
         loader.reset()
+        next(loader)
+        state = loader.state_dict()
     (record,) = (record for record in caplog.records if "reset()" in record.getMessage())
+    with open_loader(small_shards, state=state) as loader:
+        loader.reset()
+    assert f"gives up the rest of epoch {state['epoch']}, {BATCHES - 1} batches" in caplog.records[-1].getMessage()
     assert f"gives up the rest of epoch 0, {BATCHES - 1} batches, where DALI's" in record.getMessage()
 
 
@@ -246,7 +251,9 @@ def test_dataset_in_a_loader_of_ray_train_is_refused(small_shards: Path) -> None
     with open_loader(small_shards) as loader:
         with pytest.raises(RuntimeError, match="takes one batch ahead, and the loader's state counts that batch as us"):
             list(_WrappedDataLoader(torchs_loader(loader)))
-        with pytest.raises(AttributeError, match=r"no attribute 'bs': it is no torch DataLoader; what wants one takes"):
+        with pytest.raises(
+            AttributeError, match="no attribute 'bs': it is no torch DataLoader, and what is the loader's"
+        ):
             _ = loader.as_dataloader().bs
 
 
