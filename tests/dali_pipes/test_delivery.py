@@ -69,6 +69,7 @@ def test_exception_at_each_line_of_the_hand_over_loses_no_batch(shards: Path, fa
                         raise KeyboardInterrupt
                 return interrupt
 
+            before = sys.gettrace()  # that of a coverage run
             sys.settrace(interrupt)
             try:
                 seen += take()["key"]
@@ -77,7 +78,7 @@ def test_exception_at_each_line_of_the_hand_over_loses_no_batch(shards: Path, fa
             else:
                 break
             finally:
-                sys.settrace(None)
+                sys.settrace(before)
             state = loader.state_dict()
             assert state["delivered"] == len(seen)
             if num_interrupted % 8 == 1:  # another job resumes
@@ -108,11 +109,12 @@ def test_nothing_interrupts_between_counting_and_hand_over(shards: Path, face: s
             return watch
 
         sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for one such frame when tracing starts
+        before = sys.gettrace()
         sys.settrace(watch)
         try:
             take()
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
         ran = [(where, name) for where, name in ran if where not in ("position", "_position", "current", "<lambda>")]
         assert ran  # the counting itself was seen
         assert not [(where, name) for where, name in ran if name.startswith(INTERRUPTIBLE)]
