@@ -27,7 +27,7 @@ MOST = {
     "dali_pipes/store/cluster": (2_260, 11),
     "dali_pipes/store/http": (1_800, 5),
     "prep": (700, 6),
-    "prep/commands": (2_560, 12),
+    "prep/commands": (2_600, 12),
     "prep/embedded": (1_660, 8),
     "prep/etl": (680, 3),
     "prep/inspect": (1_950, 8),
@@ -35,9 +35,9 @@ MOST = {
     "prep/photos": (470, 2),
     "prep/recode": (640, 2),
     "prep/shuffle": (2_290, 7),
-    "prep/sources": (2_040, 10),
+    "prep/sources": (2_050, 10),
     "prep/tar": (450, 2),
-    "prep/versions": (1_060, 5),
+    "prep/versions": (1_170, 6),
     "prep/workers": (620, 3),
     "bench": (350, 3),
     "bench/commands": (500, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_220, 246
+SUM_LINES, SUM_MODULES = 57_380, 247
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 42_160, 500
+TESTS_LINES, FILE_LINES = 42_280, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

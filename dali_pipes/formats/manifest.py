@@ -26,7 +26,7 @@ reads any shard index:
   without such photos are left out.
 * ``recoded``, only if photos were resized, optimized or converted: what was done, `dali_pipes.formats.manifest`.
 
-The manifest of a data set that has changed (``prep add``, ``prep remove``, ``prep compact``) has more entries:
+The manifest of a data set that has changed (``prep add``, ``remove``, ``relabel``, ``compact``) has more entries:
 
 * ``data_version`` is the version of the data set, 2 or more; without it, the version is 1.
 * ``parts`` lists the column files, ``[["", 10000], ["add-3f9a6c01d2-", 100]]``: the text between the manifest's prefix
@@ -90,7 +90,7 @@ class Change(NamedTuple):
     date: str
     """In UTC, as in ISO 8601: ``2026-03-01T12:00:00Z``; empty if it is not known."""
     what: str
-    """``index``, ``add``, ``remove`` or ``compact``."""
+    """``index``, ``add``, ``remove``, ``relabel`` or ``compact``."""
     token: str
     """Identifies the change, so that a command that is run again finds what it did; hexadecimal."""
     command: str

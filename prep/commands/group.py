@@ -16,6 +16,7 @@ _COMMANDS = {
     "make": "Pack, shuffle, split, index and verify in one go.",
     "pack": "Photos, masks and labels into shards.",
     "recode": "Resize, optimize or convert the photos of shards.",
+    "relabel": "Give samples other classes, or classes other names, as a new version.",
     "remove": "Remove samples or shards from a data set, as a new version.",
     "shuffle": "Shuffle, sort or regroup shards, with dSort or on this machine.",
     "transform": "Apply a function to every sample, on this machine.",
@@ -25,7 +26,7 @@ _COMMANDS = {
 
 # Commands whose file has another name.
 _FILES = {
-    **dict.fromkeys(("add", "compact", "diff", "log", "remove"), "versions"),
+    **dict.fromkeys(("add", "compact", "diff", "log", "relabel", "remove"), "versions"),
     "recode": "pack",
     "transform": "etl",
 }

@@ -1,4 +1,4 @@
-"""``dali-pipes prep add``, ``remove``, ``compact``, ``diff`` and ``log``: versions of a data set."""
+"""``dali-pipes prep add``, ``remove``, ``relabel``, ``compact``, ``diff`` and ``log``: versions of a data set."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -124,14 +124,14 @@ def add(
     print_result(_added_line(report), fields_of(report) | {"packed": packed}, as_json=as_json)
 
 
-def _added_line(report: "AddReport") -> str:
+def _added_line(report: "AddReport", verb: str = "add", did: str = "added", has: str = "these samples") -> str:
     packed = report.packed
     now = f"{counted(report.num_shards, 'shard')}, {counted(report.num_samples, 'sample')}"
     if packed is None:
         if report.elsewhere:
             others = ", ".join(f"{number} of them in '{url}'" for url, number in report.elsewhere.items())
             return f"nothing to add: all keys are known, {others}; '{report.url}@{report.version}' has {now}"
-        return f"nothing to add: '{report.url}@{report.version}' has these samples already; it has {now}"
+        return f"nothing to {verb}: '{report.url}@{report.version}' has {has} already; it has {now}"
     notes = [f"left out {len(packed.skipped)}"] if packed.skipped else []
     notes += [] if packed.dry_run else there_already(len(packed.shards) - packed.num_written, "shards")
     notes += [f"{counted(report.num_known, 'key')} known"] if report.num_known else []
@@ -139,11 +139,11 @@ def _added_line(report: "AddReport") -> str:
     if classes := [f"'{name}' ({label})" for label, name in report.new_classes.items()]:
         more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
         notes.append(f"{counted(len(classes), 'new class', 'new classes')}: {', '.join(classes[:5])}{more}")
+    sizes = [counted(len(packed.shards), "shard"), counted(packed.num_samples, "sample")][:: 1 if verb == "add" else -1]
     has = f" to '{report.url}', which has" if report.dry_run else f" -> '{report.url}@{report.version}' has"
     return (
-        f"{'would add' if report.dry_run else 'added'} {counted(len(packed.shards), 'shard')}, "
-        f"{counted(packed.num_samples, 'sample')}, {format_bytes(packed.num_bytes)} in {report.elapsed_s:.1f} s"
-        f"{' (' + '; '.join(notes) + ')' if notes else ''}{has} {now}"
+        f"{f'would {verb}' if report.dry_run else did} {', '.join(sizes)}, {format_bytes(packed.num_bytes)} in "
+        f"{report.elapsed_s:.1f} s{' (' + '; '.join(notes) + ')' if notes else ''}{has} {now}"
     )
 
 
@@ -214,6 +214,7 @@ def diff(first: str, second: str, *, endpoint: str | None, embedded_dir: Path | 
         "- shard": found.removed_shards,
         "+ key": found.added_keys,
         "- key": found.removed_keys,
+        "~ key": [f"{key} class {old} -> {new}" for key, (old, new) in found.relabelled_keys.items()],
     }
     for what, names in ({} if as_json else lists).items():
         for name in names[:_SHOWN]:
@@ -221,12 +222,49 @@ def diff(first: str, second: str, *, endpoint: str | None, embedded_dir: Path | 
         if len(names) > _SHOWN:
             print_line(f"{what}: {len(names) - _SHOWN} more, --json names all")
     summary = (
-        f"{counted(len(found.added_keys), 'sample')} added, {len(found.removed_keys)} removed, {found.num_moved} in "
-        f"another shard; {counted(len(found.added_shards), 'shard')} added, {len(found.removed_shards)} removed; "
+        f"{counted(len(found.added_keys), 'sample')} added, {len(found.removed_keys)} removed, "
+        f"{len(found.relabelled_keys)} relabelled, {found.num_moved} in another shard; "
+        f"{counted(len(found.added_shards), 'shard')} added, {len(found.removed_shards)} removed; "
         f"{counted(len(found.added_classes), 'class', 'classes')} added, {len(found.removed_classes)} removed"
     )
     line = f"'{found.urls[0]}' and '{found.urls[1]}' are equal" if found.is_equal else summary
     print_result(line, fields_of(found) | {"is_equal": found.is_equal}, as_json=as_json)
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("labels", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@pairs_option("--rename", "renames", metavar="OLD=NEW", help="A class's name and its new name; may be repeated.")
+@click.option("--new-classes", is_flag=True, help="Names that DATASET lacks become new classes, with new ids.")
+@dry_run_option
+@jobs_option("Shards in flight, each written by a process of its own")
+@no_part_option("it makes one version of the data set")
+@cluster_options
+@json_option
+def relabel(
+    dataset: str, labels: Path | None, *, endpoint: str | None, embedded_dir: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Give samples of DATASET other classes, or its classes other names, as a new version of the data set.
+
+    LABELS is a table with the columns key and class: names, or if all are integers, ids. Only its samples are written.
+    """
+    from prep.versions import publish, relabel
+
+    renames = options.pop("renames")
+    if (labels is None) != bool(renames) or (renames and options["new_classes"]):
+        raise click.UsageError("give either LABELS, maybe with --new-classes, or --rename")
+    with endpoint_for([dataset], endpoint, embedded_dir, writes=[dataset]) as answering:
+        newest, command = publish.open_newest(dataset, endpoint=answering), command_line(click.get_current_context())
+        if labels is not None:
+            report = relabel.relabel(newest, labels, command=command, show_progress=not as_json, **options)
+            line = _added_line(report, "relabel", "relabelled", "these classes")
+            document = fields_of(report) | {"packed": report.packed and fields_of(report.packed)}
+        else:
+            version = relabel.rename(newest, renames, command=command, dry_run=options["dry_run"])
+            pairs = ", ".join(f"'{old}' to '{new}'" for old, new in renames.items() if old != new) or "nothing"
+            line = f"{'would rename' if options['dry_run'] else 'renamed'} {pairs} -> '{newest.url}@{version}'"
+            document = {"url": newest.url, "version": version, "renamed": renames}
+    print_result(line, document, as_json=as_json)
 
 
 @click.command()

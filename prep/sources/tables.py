@@ -125,7 +125,7 @@ def table(path: Path, fields: Fields) -> Source:
     if photo is None and not fields.components:
         raise _no_column(path, names, PATH_COLUMNS, what="paths", option="--component image.jpg=COLUMN")
     found = fields.found_in(names, photo=photo, path=path)
-    read = _read_columns(path, found.columns)
+    read = read_columns(path, found.columns)
     if not read.num_rows:
         raise DataError(f"'{path}' has no rows")
     found = replace(found, root=fields.root or path.parent)
@@ -348,7 +348,8 @@ def column_names(path: Path) -> list[str]:
     return list(row)
 
 
-def _read_columns(path: Path, wanted: list[str]) -> Table:
+def read_columns(path: Path, wanted: list[str]) -> Table:
+    """Some columns of a table, which it has; for errors see `table`."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         with parquet_file(path) as parquet:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import ShardsPart, concatenate
@@ -64,6 +65,7 @@ def add(
     skip_known: bool = False,
     shares_keys: bool = False,
     any_components: bool = False,
+    drop: Int64s | None = None,
     dry_run: bool = False,
     show_progress: bool = False,
     **packing: Any,
@@ -81,6 +83,7 @@ def add(
             an earlier run of the command added them.
         shares_keys: Take keys that only other data sets have.
         any_components: Allow records that lack a component which all samples of the data set have.
+        drop: All ordinals that the new version, a ``relabel``, leaves out, sorted; the records replace some of them.
         dry_run: Check and plan only.
         show_progress: Draw bars.
         packing: Further fields of `prep.pack.pack.PackJob`: ``max_count``, ``max_bytes``, ``on_bad``,
@@ -112,7 +115,8 @@ def add(
         new, num_known, elsewhere = leave_out_known(source, old, skip=skip_known or is_again, shares_keys=shares_keys)
         report = replace(report, num_known=num_known, elsewhere=elsewhere)
     if new.records:
-        _warn_of_recoding(old, packing.get("recode"))
+        if drop is None:
+            _warn_of_recoding(old, packing.get("recode"))
         max_bad = packing.get("max_bad")
         if max_bad is not None and max_bad.count is None:
             total = len(source.records) + len(source.skipped) + len(source.broken)
@@ -135,8 +139,8 @@ def add(
         shards = _index(report.packed, job, source.classes)
         assert shards.manifest is not None
         parts = [*old.parts, ShardsPart(part, len(shards.names))]
-        whole = concatenate([old.manifest, shards.manifest])
-        made = write_version(old, whole, parts, what="add", token=token, command=command)
+        whole = concatenate([old.manifest if drop is None else replace(old.manifest, removed=drop), shards.manifest])
+        made = write_version(old, whole, parts, what="add" if drop is None else "relabel", token=token, command=command)
         report = replace(
             report,
             version=made.version,

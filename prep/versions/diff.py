@@ -5,6 +5,7 @@ column files are read, and no shard.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +26,10 @@ class SetDiff:
     """Keys of samples that only the second has, in its order; a key as often as it comes more often there."""
     removed_keys: list[str]
     """Keys of samples that only the first has, in its order."""
+    relabelled_keys: dict[str, tuple[int, int]]
+    """Key of a sample that both have -> its class id in the first and in the second; 0 without a class."""
     num_moved: int
-    """Samples that both have, by key, in different shards."""
+    """Samples that both have, by key and class, in different shards."""
     added_shards: list[str]
     removed_shards: list[str]
     added_classes: dict[int, str]
@@ -51,16 +54,17 @@ def compare_sets(first: ShardSet, second: ShardSet) -> SetDiff:
     shards = [dict(zip(manifest.names, manifest.checksums.tolist(), strict=True)) for manifest in manifests]
     shared = {name for name, checksum in shards[0].items() if shards[1].get(name) == checksum}
     alone = [_ordinals_alone(one, other, shared) for one, other in (manifests, manifests[::-1])]
-    counts = [
-        Counter(set_.columns().samples.keys.take(ordinals) if len(ordinals) else ())
-        for set_, ordinals in zip(sets, alone, strict=True)
-    ]
+    counts = [Counter(_labelled_keys(*one)) for one in zip(sets, alone, strict=True)]
+    before, after = counts[0] - counts[1], counts[1] - counts[0]  # (key, class id) -> how often
+    ids = dict(before.keys()), dict(after.keys())
+    lost, found = (Counter(key for key, _ in pairs.elements()) for pairs in (before, after))
     classes = manifests[0].classes, manifests[1].classes
     return SetDiff(
         urls=(first.url, second.url),
         versions=(manifests[0].version, manifests[1].version),
-        added_keys=list((counts[1] - counts[0]).elements()),
-        removed_keys=list((counts[0] - counts[1]).elements()),
+        added_keys=list((found - lost).elements()),
+        removed_keys=list((lost - found).elements()),
+        relabelled_keys={key: (ids[0][key], ids[1][key]) for key in lost & found},
         num_moved=sum((counts[0] & counts[1]).values()),
         added_shards=[name for name in shards[1] if name not in shared],
         removed_shards=[name for name in shards[0] if name not in shared],
@@ -72,6 +76,13 @@ def compare_sets(first: ShardSet, second: ShardSet) -> SetDiff:
             if classes[1].get(label, name) != name
         },
     )
+
+
+def _labelled_keys(data_set: DataSet, ordinals: Int64s) -> Iterator[tuple[str, int]]:
+    if len(ordinals):
+        columns = data_set.columns().samples.read().take(ordinals)
+        labels = [0] * len(ordinals) if columns.labels is None else columns.labels.tolist()
+        yield from zip(columns.keys, labels, strict=True)
 
 
 def _ordinals_alone(manifest: Manifest, other: Manifest, shared: set[str]) -> Int64s:

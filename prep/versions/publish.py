@@ -86,7 +86,7 @@ def write_version(
     """Write the next version of a data set, make it the newest, and return it.
 
     ``shards`` is its manifest, without its version, and ``parts`` are its column files; these are written already, as
-    are its shards and their indexes. ``what`` is ``add``, ``remove`` or ``compact``; ``token`` is the same whenever the
+    are its shards and their indexes. ``what`` is as in `Change`; ``token`` is the same whenever the
     same command is run.
 
     Raises:

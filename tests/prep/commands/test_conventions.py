@@ -67,6 +67,7 @@ RUNS = {
     "prep pack voc": "{voc} {out}",
     "prep pack yolo": "{yolo} {out}",
     "prep recode": "{shards} {out} --short-side 40 --masks nearest",
+    "prep relabel": "{living} --rename coffee=tea",
     "prep remove": "{living} --shard samples-000001.tar",
     "prep shuffle": "{mixed}/samples-",
     "prep transform": "{shards} {out} --overwrite --jobs 1 --function tests.prep.commands.test_conventions:as_it_is",
