@@ -181,7 +181,7 @@ def _draw_sheet(shards: ShardSet, manifest: Manifest, path: Path, *, seed: int) 
 
 
 def _train(shards: ShardSet, *, seed: int) -> str:
-    """Train a small network to tell the classes apart, and say what it reached."""
+    """Train a small network to recognise the classes. Return a line with the share of photos that it recognised."""
     import torch
     from torch import nn
 

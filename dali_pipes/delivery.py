@@ -81,10 +81,8 @@ def alone(
                 self.check_usable()  # it may be closed by now
                 raise running.refusal(use)
             return method(self, *args, **kwargs)
-        except StopIteration:
-            raise
-        except Exception:
-            _stay_if_ending()
+        except Exception as exc:
+            _stay_if_ending(exc)
             raise
         finally:
             uses = self._uses
@@ -94,9 +92,11 @@ def alone(
     return used
 
 
-def _stay_if_ending() -> None:
-    """Keep a daemon thread until the program that ends has stopped it: its errors are DALI's, and of no use."""
-    if _ending.is_set() and threading.current_thread().daemon:
+def _stay_if_ending(exc: Exception) -> None:
+    """Keep a daemon thread with an error until the program that ends has stopped it: these errors are DALI's, and of no
+    use. The end of an epoch is none: who joins the thread would wait for ever.
+    """
+    if _ending.is_set() and threading.current_thread().daemon and not isinstance(exc, StopIteration):
         threading.Event().wait()
 
 
@@ -252,10 +252,8 @@ class Delivery:
             counts.batches += 1
             counts.samples += batch.num_valid
             self.num_valid, self.substituted, counts.substituted = batch.num_valid, batch.substituted, num_substituted
-        except StopIteration:
-            raise
-        except Exception:
-            _stay_if_ending()
+        except Exception as exc:
+            _stay_if_ending(exc)
             raise
         finally:
             uses = self._uses

@@ -138,6 +138,11 @@ root_option = click.option(
 )
 
 
+_of_directory = join_options(
+    click.argument("directory", type=click.Path(path_type=Path)), click.argument("url"), _spread_options, pack_options
+)
+
+
 @click.group()
 def pack() -> None:
     """Pack photos, masks and labels into WebDataset shards; files keep their bytes, unless photos are to be resized.
@@ -170,10 +175,7 @@ def pack_pets(directory: Path, url: str, *, download: bool, **options: Any) -> N
 
 
 @pack.command("coco", short_help="A directory in the layout of COCO: photos with boxes.")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.argument("url")
-@_spread_options
-@pack_options
+@_of_directory
 def pack_coco(directory: Path, url: str, **options: Any) -> None:
     """Pack the photos and boxes of DIRECTORY, laid out as COCO, to URL.
 
@@ -187,10 +189,7 @@ def pack_coco(directory: Path, url: str, **options: Any) -> None:
 
 
 @pack.command("yolo", short_help="A directory in the layout of YOLO: photos with boxes.")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.argument("url")
-@_spread_options
-@pack_options
+@_of_directory
 def pack_yolo(directory: Path, url: str, **options: Any) -> None:
     """Pack the photos and boxes of DIRECTORY, laid out as YOLO, to URL.
 
@@ -204,10 +203,7 @@ def pack_yolo(directory: Path, url: str, **options: Any) -> None:
 
 
 @pack.command("voc", short_help="A directory in the layout of Pascal VOC: photos with boxes and masks.")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.argument("url")
-@_spread_options
-@pack_options
+@_of_directory
 def pack_voc(directory: Path, url: str, **options: Any) -> None:
     """Pack the photos, boxes and masks of DIRECTORY, laid out as Pascal VOC, to URL.
 
@@ -222,10 +218,7 @@ def pack_voc(directory: Path, url: str, **options: Any) -> None:
 
 
 @pack.command("imagefolder", short_help="A directory with a folder for each class.")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.argument("url")
-@_spread_options
-@pack_options
+@_of_directory
 def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
     """Pack DIRECTORY, which has one folder of photos for each class, to URL.
 
@@ -240,10 +233,7 @@ def pack_imagefolder(directory: Path, url: str, **options: Any) -> None:
 
 
 @pack.command("photos", short_help="A directory of photos without classes.")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.argument("url")
-@_spread_options
-@pack_options
+@_of_directory
 def pack_photos(directory: Path, url: str, **options: Any) -> None:
     """Pack the photos in DIRECTORY, and in all folders below it, to URL.
 

@@ -131,7 +131,7 @@ def detect(source: str, *, kind: Kind | None = None, classes: Collection[str] = 
 
 def _found_in(path: Path) -> str:
     """What lies in a directory without photos."""
-    files = (entry for entry in sorted(path.rglob("*")) if entry.is_file()) if path.is_dir() else ()
+    files = (entry for entry in path.rglob("*") if entry.is_file()) if path.is_dir() else ()
     kinds = Counter(entry.suffix.lower() or entry.name for entry in itertools.islice(files, 10_000))
     most = ", ".join(f"{number} x {printable(kind)}" for kind, number in kinds.most_common(3))
     return f"; found {most or 'nothing'}; photos only: no video, audio or text" if path.is_dir() else ""

@@ -158,7 +158,7 @@ class _Found:
         if labels and not source.classes:
             source.noted.append(
                 f"not used, although they may hold labels: {shown(labels)}; labels are read from folders of classes, "
-                "COCO's files and tables (prep pack table)"
+                "the layouts of COCO, YOLO and VOC, and tables (prep pack table)"
             )
         return without_empty_classes(source, range(len(self._records)))
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from dali_pipes.errors import DataError
 from dali_pipes.formats.names import LABEL_COMPONENT
-from dali_pipes.formats.photo_header import is_photo
+from dali_pipes.formats.orientation import read_orientation, upright_size
+from dali_pipes.formats.photo_header import is_photo, read_photo_header
 from prep.tar.writer import Entry, Range
 
 if TYPE_CHECKING:
@@ -114,6 +115,13 @@ def require_directory(directory: Path) -> None:
     """Raise `DataError` if a directory is missing."""
     if not directory.is_dir():
         raise DataError(f"no such directory: '{directory}'")
+
+
+def size_of_upright(photo: Path) -> tuple[int, int]:
+    """Height and width of a photo, turned upright. 0 x 0 if its header cannot be read: then it is bad in any case."""
+    data = photo.read_bytes()
+    header = read_photo_header(data)
+    return upright_size(header.height, header.width, read_orientation(data, header.format).value)
 
 
 def photo_component(extension: str) -> str:

@@ -11,13 +11,12 @@ from PIL import Image
 from dali_pipes.errors import DataError, shown
 from dali_pipes.formats.photo_header import is_photo
 from prep.sources.coco import BOXES
-from prep.sources.record import Record, Source, photo_component, require_directory, unpacked_photos
-from prep.sources.yolo import size_of_upright
+from prep.sources.record import Record, Source, photo_component, require_directory, size_of_upright, unpacked_photos
 
 MASK = "mask.png"
 """The component of a photo's mask of classes."""
-# The classes of Pascal VOC, in the order of their ids in its masks, from 1; 0 is the background. See "The PASCAL Visual
-# Object Classes Challenge 2012 Development Kit", section 3.2.
+# Pascal VOC's classes, in the order of their ids in VOC's masks. The ids begin at 1, and 0 is the background. Source:
+# "The PASCAL Visual Object Classes Challenge 2012 Development Kit", section 3.2.
 _CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
     *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
@@ -73,7 +72,8 @@ def voc(directory: Path) -> Source:
     A record has the photo and ``boxes.json``, with boxes in pixels of the upright photo and class ids; where
     ``SegmentationClass`` has one, ``mask.png``, too: grey, with a class id for each pixel. VOC counts pixels from 1 and
     a box's last pixel belongs to it: the box 1, 1, W, H is the whole photo, here 0, 0, W, H. If all names are VOC's,
-    classes have the ids of its masks, from 1; else they number the sorted names from 1. 0 is the background.
+    classes have the ids of its masks, from 1; else they number the sorted names from 1. 0 is the background. Boxes that
+    are marked as difficult stay. A photo that none of VOC's lists has is left out, and noted.
 
     Raises:
         DataError: If the directory has another layout.
@@ -87,11 +87,15 @@ def voc(directory: Path) -> Source:
     records: list[Record] = []
     classes: dict[int, str] = {}
     source = Source(name=f"VOC '{directory}'", records=records, classes=classes, masks=frozenset({MASK}))
-    tried: list[Path] = []
+    left_out: list[Path] = []  # and named already
     for split, (images, annotations) in folders.items():
         photos = {path.stem: path for path in sorted(images.iterdir(), reverse=True) if is_photo(path.name)}
         files = {path.stem: path for path in sorted(annotations.glob("*.xml"))}
         source.skipped.extend(f"{files[name].relative_to(directory)}: no photo" for name in files if name not in photos)
+        # VOC 2012 has 17,125 photos, and its lists for boxes have 11,540 of them.
+        if unlisted := sorted(photos.keys() - {name for names in lists.values() for name in names}) if lists else []:
+            source.noted.append(f"{len(unlisted)} photos are in no list of ImageSets/Main: {shown(unlisted)}")
+            left_out += [photos[name] for name in unlisted]
         for part, names in lists.items() or [(split, sorted(photos))]:
             prefix = f"{part}/" if len(lists) > 1 or len(folders) > 1 else ""
             source.skipped.extend(f"{name}: ImageSets/Main/{part}.txt lists it" for name in names if name not in photos)
@@ -101,7 +105,7 @@ def voc(directory: Path) -> Source:
                     found.append((key, photos[name], _read_boxes(files.get(name), photos[name])))
                 except DataError as exc:
                     source.broken.append(f"{key}: {exc}")
-                    tried.append(photos[name])
+                    left_out.append(photos[name])
     names = sorted({name for _, _, boxes in found for name, _ in boxes})
     classes |= dict(enumerate(_CLASSES if set(names) <= set(_CLASSES) else names, 1))
     ids = {name: number for number, name in classes.items()}
@@ -117,10 +121,10 @@ def voc(directory: Path) -> Source:
         source.noted.append(f"{num_masks} of {len(records)} photos have a mask in SegmentationClass")
     if num_empty := sum(not boxes for _, _, boxes in found):
         source.noted.append(f"{num_empty} photos have no boxes")
-    packed = [*records, *(Record(key="", components={"": photo}, label=None) for photo in tried)]
+    packed = [*records, *(Record(key="", components={"": photo}, label=None) for photo in left_out)]
     source.skipped.extend(
         line
-        for line in unpacked_photos(directory, packed, why="no list or folder of VOC has it")
+        for line in unpacked_photos(directory, packed, why="it is in no folder of VOC's photos")
         if not line.rpartition("/")[0].endswith(("SegmentationClass", "SegmentationObject"))
     )
     return source

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dali_pipes.errors import DataError
-from dali_pipes.formats.orientation import read_orientation, upright_size
-from dali_pipes.formats.photo_header import is_photo, read_photo_header
+from dali_pipes.formats.photo_header import is_photo
 from prep.sources.coco import BOXES
-from prep.sources.record import Record, Source, photo_component, require_directory, unpacked_photos
+from prep.sources.record import Record, Source, photo_component, require_directory, size_of_upright, unpacked_photos
 
 # In data.yaml: `names: [cat, dog]`, or a line for each name, `- cat` or `0: cat`.
 _INLINE = re.compile(r"^names\s*:\s*\[(?P<names>[^\]]*)\]", re.MULTILINE)
@@ -81,13 +80,6 @@ def yolo(directory: Path) -> Source:
     why = "another photo has its label file, or its folder has none"
     source.skipped.extend(unpacked_photos(directory, [*records, *tried], why=why))
     return source
-
-
-def size_of_upright(photo: Path) -> tuple[int, int]:
-    """Height and width as a viewer shows a photo; 0 x 0 if it has no readable header: then it is bad in any case."""
-    data = photo.read_bytes()
-    header = read_photo_header(data)
-    return upright_size(header.height, header.width, read_orientation(data, header.format).value)
 
 
 def _read_names(directory: Path) -> dict[int, str]:

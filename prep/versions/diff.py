@@ -13,6 +13,7 @@ import numpy as np
 from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.formats.manifest import Manifest
+from dali_pipes.formats.sample_columns import NO_LABEL
 from dali_pipes.store.shard_set import ShardSet
 
 
@@ -27,7 +28,8 @@ class SetDiff:
     removed_keys: list[str]
     """Keys of samples that only the first has, in its order."""
     relabelled_keys: dict[str, tuple[int, int]]
-    """Key of a sample that both have -> its class id in the first and in the second; 0 without a class."""
+    """The keys that both have, with different classes: key -> class id in the first and in the second. A sample without
+    a class has `NO_LABEL`."""
     num_moved: int
     """Samples that both have, by key and class, in different shards."""
     added_shards: list[str]
@@ -80,9 +82,10 @@ def compare_sets(first: ShardSet, second: ShardSet) -> SetDiff:
 
 def _labelled_keys(data_set: DataSet, ordinals: Int64s) -> Iterator[tuple[str, int]]:
     if len(ordinals):
-        columns = data_set.columns().samples.read().take(ordinals)
-        labels = [0] * len(ordinals) if columns.labels is None else columns.labels.tolist()
-        yield from zip(columns.keys, labels, strict=True)
+        columns = data_set.columns()
+        samples = columns.samples.read().take(ordinals)
+        labels = [NO_LABEL] * len(ordinals) if samples.labels is None else columns.labels[ordinals].tolist()
+        yield from zip(samples.keys, labels, strict=True)
 
 
 def _ordinals_alone(manifest: Manifest, other: Manifest, shared: set[str]) -> Int64s:

@@ -196,7 +196,7 @@ def run_checks(shards: Path, folder: Path, part: int) -> None:
 
 @pytest.mark.parametrize("part", [0, 1])
 def test_one_process(shards: Path, tmp_path: Path, part: int) -> None:
-    """Run the functions ``check_...`` in one process with four devices: half of them."""
+    """Run half of the functions ``check_...`` in one process with four devices."""
     run_ranks(1, run_checks, shards, tmp_path, part)
 
 

@@ -292,7 +292,7 @@ def test_program_of_lightning(shards: Path, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_program_of_fabric(shards: Path, tmp_path: Path) -> None:
-    """Fabric itself starts the second process; the resumed run has the losses of the unbroken one."""
+    """Fabric starts the second process. The resumed run has the same losses as the unbroken run."""
     need("lightning")
     program, step = (
         write_program("fabric_train.py", shards, tmp_path),

@@ -140,7 +140,7 @@ def test_reader_name(
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_reader_name_stick_to_shard(data: DataSet, shuffle: bool) -> None:
-    """Without shuffle, a rank has the same samples in each epoch; with it, others, but not those of its neighbour."""
+    """Without shuffle, a rank has the same samples in each epoch. With shuffle, each epoch gives it other samples."""
     ranks = [epochs_of(data(64), rank=rank, world_size=2, shuffle=shuffle) for rank in range(2)]
     first, second = ([set(chain(*epoch)) for epoch in epochs] for epochs in ranks)
     assert (first[0] == first[1]) is not shuffle
@@ -182,7 +182,8 @@ ERRORS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     # stop_iteration_fail_multi: several pipelines are several loaders; stop_iteration_fail_single.
     ({"rank": 1, "world_size": 2, "batch_size": 1}, {"size": -1}, ""),
     ({}, {"size": 0}, "size must be left out: this rank has 4 samples in an epoch, got 0"),
-    # external_source_variable_size_fail, which DALI finds in the loop; external_source_*: a source is no data set.
+    # external_source_variable_size_fail: DALI sees a wrong size in the loop, ours when the iterator is made.
+    # external_source_*: a loader reads shards, and takes no source.
     ({}, {"size": 5}, "size must be left out: this rank has 4 samples in an epoch, got 5"),
     ({"graph": lambda *_: {"data": fn.external_source(lambda: [1])}}, {}, "graph takes none of the components"),
     (

@@ -102,7 +102,7 @@ def told(process: subprocess.Popen[str]) -> str:
 def test_ranks_share_a_port_and_survive_its_owner(small_shards: Path, closed_port: int, tmp_path: Path) -> None:
     """A killed owner leaves nothing behind: the other rank has the port once it writes again. A restarted rank joins.
 
-    Ranks write each two seconds, as docs/how-to/watch.md#watch-a-job promises; here ten times a second.
+    Ranks write every two seconds, as docs/how-to/watch.md says. Here they write ten times a second.
 
     A process that cannot answer may have the port: it is stopped, or holds Python's lock in a long call.
     """

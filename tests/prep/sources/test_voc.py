@@ -57,8 +57,13 @@ def test_boxes_begin_at_zero_and_ids_are_those_of_the_masks(
     boxes = json.loads(source.records[0].components[BOXES])  # type: ignore[arg-type]
     assert boxes == {"boxes": [[0, 0, WIDTH, HEIGHT], [10, 5, 20, 10]], "labels": labels}
     assert [source.classes[label] for label in labels] == list(names)
-    assert source.skipped == ["VOCdevkit/VOC2012/JPEGImages/3.jpg: no list or folder of VOC has it"]
-    assert source.noted == ["1 of 3 photos have a mask in SegmentationClass"]
+    assert source.skipped == []
+    assert source.noted == [
+        "1 photos are in no list of ImageSets/Main: '3'",
+        "1 of 3 photos have a mask in SegmentationClass",
+    ]
+    (tmp_path / "x.jpg").write_bytes(photo_bytes(9, WIDTH, HEIGHT))
+    assert voc(tmp_path).skipped == ["x.jpg: it is in no folder of VOC's photos"]
 
 
 def test_splits_become_data_sets_that_load_and_masks_keep_their_class_ids(tmp_path: Path) -> None:
