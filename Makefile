@@ -49,7 +49,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-re
 # Examples of docstrings and pages are a run of their own; peers whose packages are not here have no examples to run.
 test: $(VENV)/.installed-dev  ## what a change must pass
 	$(PYTEST) -m 'not nightly' --ignore tests/docs
-	$(PYTEST) --doctest-modules --doctest-ignore-import-errors dali_pipes prep bench examples/*.py tests/docs
+	$(PYTEST) --doctest-modules --doctest-ignore-import-errors dali_pipes prep bench examples --ignore examples/trainers tests/docs
 
 nightly: test integrations integrations-composer models fuzz  ## all there is; models and fuzz for MINUTES each
 	$(PYTEST) -m nightly
