@@ -161,8 +161,14 @@ def _check_graph(graph: object) -> None:
             raise TypeError(f"{expected}, got the function '{name}', which makes a graph; call it: {name}()")
         try:
             signature.bind(None, None)
-        except TypeError as exc:
-            raise TypeError(f"{expected}, got {graph!r}, which does not take two arguments") from exc
+            is_transform = isinstance(graph, torch.nn.Module)
+        except TypeError:
+            is_transform = True
+        if is_transform:
+            raise TypeError(
+                f"{expected}, got {graph!r:.200}, which does not take these two; transforms of tensors go on batches, "
+                "operators of a DALI pipeline into such a function: see docs/how-to/own-graph.md"
+            )
 
 
 def _policy_name(policy: object) -> LastBatchPolicyName:

@@ -158,6 +158,7 @@ def python_program(
     seed: int,
     masks: Sequence[str] | None = None,
     max_pixels: int | None = None,
+    has_bad: bool = False,
     endpoint: str | None = None,
     embedded_dir: Path | None = None,
 ) -> str:
@@ -168,10 +169,13 @@ def python_program(
         seed: Of the order.
         masks: The components that are masks; by default found by their names.
         max_pixels: The most pixels that a photo was allowed to have, if that is not the default.
+        has_bad: Whether bad samples are in the data sets: others take their places.
         endpoint: A cluster's endpoint that the environment does not name.
         embedded_dir: The folder of the embedded node that has the buckets.
     """
-    options = "" if max_pixels is None else f", bad_samples=dp.BadSamples(max_pixels={max_pixels})"
+    bad = ['on_error="substitute"'] if has_bad else []
+    bad += [] if max_pixels is None else [f"max_pixels={max_pixels}"]
+    options = f", bad_samples=dp.BadSamples({', '.join(bad)})" if bad else ""
     if embedded_dir is not None:
         options += ", endpoint=endpoint"
     elif endpoint is not None:
@@ -180,12 +184,12 @@ def python_program(
     for made in sets:
         size = min(BATCH_SIZE, made.manifest.num_samples)
         last = ', last_batch_policy="PARTIAL"' if _is_evaluated(made.split) else ""
-        # Boxes are a list, with an entry for each photo.
-        shape = "getattr(values, 'shape', len(values))" if has_boxes(made.manifest) else "tuple(values.shape)"
+        # Boxes and texts are a list, with an entry for each photo.
+        shape = "getattr(values, 'shape', len(values))" if _lists(made.manifest) else "tuple(values.shape)"
         arguments = f"{_quoted(made.url)}, {_graph(made, masks)}, batch_size={size}, seed={seed}{last}{options}"
         body += [
             f"with dp.loader({arguments}) as loader:",
-            '    print(f"{loader.num_samples} samples, {len(loader)} batches")',
+            '    print(f"samples: {loader.num_samples}, batches: {len(loader)}")',
             "    for batch in loader.as_dicts():",
             f"        print({{name: {shape} for name, values in batch.items()}})",
             "        break",
@@ -213,20 +217,25 @@ def _graph(made: MadeSet, masks: Sequence[str] | None) -> str:
         photos = [name for name in made.manifest.components if is_photo(name) and name not in (masks or ())]
         photo = max(photos, key=lambda name: made.manifest.components[name], default="jpg")
         arguments = [f"photo={_quoted(photo)}"]
-    if has_boxes(made.manifest):
-        scale = ["scale=None", "flip=0"] if _is_evaluated(made.split) else []
-        return f"dp.detection({', '.join([*arguments, *scale])})"
+    manifest, whole = made.manifest, ["scale=None"] if _is_evaluated(made.split) else []
+    if _lists(manifest) == [BOXES]:
+        return f"dp.detection({', '.join([*arguments, *whole, *(['flip=0'] if whole else [])])})"
     if masks:
         arguments.append(f"mask={_quoted(';'.join(masks))}")
     if masks or (masks is None and _most_have_masks(counts[""], photo)):
         return f"dp.segmentation({', '.join(arguments)})"
+    if not manifest.labels and (texts := _lists(manifest)):
+        return f"dp.captions({', '.join([*arguments, *whole, f'text={_quoted(texts[0])}', 'tokens=None'])})"
+    if not manifest.labels:
+        return f"dp.multi_crop({', '.join(arguments)})"
     name = "classification_eval" if _is_evaluated(made.split) else "classification_train"
     return f"dp.{name}({', '.join(arguments)})"
 
 
-def has_boxes(manifest: Manifest) -> bool:
-    """Whether all samples have boxes, as COCO's photos have."""
-    return manifest.components.get(BOXES) == manifest.num_samples
+def _lists(manifest: Manifest) -> list[str]:
+    """The components of all samples that are lists in a batch: boxes, as COCO's photos have, else texts."""
+    common = [name for name, number in manifest.components.items() if number == manifest.num_samples]
+    return [BOXES] if BOXES in common else [name for name in common if name.rpartition(".")[2] in ("txt", "text")]
 
 
 def _most_have_masks(counts: ComponentCounts, photo: str) -> bool:

@@ -147,7 +147,7 @@ class Pattern:
         if not found:
             folder = self.store.directory
             is_folder = folder is not None and not (self.prefix or self.is_glob)
-            if folder is not None and is_folder and _has_photos(folder):
+            if folder is not None and (is_folder or self.is_glob) and _has_photos(folder):
                 raise StoreError(
                     f"'{self.url}' holds photos, and no shards; make shards of them: dali-pipes prep make "
                     f"{shlex.quote(str(folder))} SHARDS"

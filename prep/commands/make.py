@@ -124,6 +124,7 @@ def make(
                 seed=seed,
                 masks=fields.masks,
                 max_pixels=options["max_pixels"],
+                has_bad=bool(packed.kept),
                 endpoint=None if endpoint == os.environ.get("AIS_ENDPOINT") else endpoint,
                 embedded_dir=embedded_dir or default_embedded_dir() if is_embedded else None,
             )

@@ -54,11 +54,19 @@ _SHOWN = 20
     help="Add records whose key another data set of the folder has: both hold data of the same samples.",
 )
 @click.option(
+    "--same-photos",
+    type=click.Choice(["add", "skip", "fail"]),
+    default="add",
+    show_default=True,
+    help="What happens to photos that the data set, or another one in its folder, has under another key: the same "
+    "bytes, after recoding. add: add them, with a warning. skip: leave them out. fail: add nothing.",
+)
+@click.option(
     "--compare-keys/--no-compare-keys",
     default=True,
     show_default=True,
     help="Read the column files of the data set and of the others in its folder, about 20 bytes a sample, to find keys "
-    "that they have, and warn of photos that the data set has under other keys. Without this, samples may get into a "
+    "and photos that they have. Without this, samples may get into a "
     "data set twice, or into two splits. A command that is run again always compares them.",
 )
 @click.option(
@@ -88,9 +96,8 @@ def add(
     or tars. A folder of photos that is called as a class of DATASET, or the only one in SOURCE, is a
     class folder. DATASET is an indexed data set: ais://BUCKET/PREFIX or DIRECTORY[/PREFIX].
 
-    The data set's own shards are not changed, and of them only photos are read that may equal added ones. Older
-    versions stay: DATASET@1 is the first. Loaders that name no version read the newest from when they are opened. Class
-    ids never change; new classes get new ids.
+    The data set's own shards are neither changed nor read. Older versions stay: DATASET@1 is the first. Loaders that
+    name no version read the newest from when they are opened. Class ids never change; new classes get new ids.
 
     Run an interrupted command again to finish it. If another command wrote a version meanwhile, this one says so, and
     can be run again.
@@ -128,6 +135,9 @@ def _added_line(report: "AddReport", verb: str = "add", did: str = "added", has:
     packed = report.packed
     now = f"{counted(report.num_shards, 'shard')}, {counted(report.num_samples, 'sample')}"
     if packed is None:
+        if report.num_same_photos:
+            same = counted(report.num_same_photos, "photo")
+            return f"nothing to add: {same} there under other keys; '{report.url}@{report.version}' has {now}"
         if report.elsewhere:
             others = ", ".join(f"{number} of them in '{url}'" for url, number in report.elsewhere.items())
             return f"nothing to add: all keys are known, {others}; '{report.url}@{report.version}' has {now}"
@@ -135,6 +145,7 @@ def _added_line(report: "AddReport", verb: str = "add", did: str = "added", has:
     notes = [f"left out {len(packed.skipped)}"] if packed.skipped else []
     notes += [] if packed.dry_run else there_already(len(packed.shards) - packed.num_written, "shards")
     notes += [f"{counted(report.num_known, 'key')} known"] if report.num_known else []
+    notes += [f"{counted(report.num_same_photos, 'photo')} there under other keys"] if report.num_same_photos else []
     notes += [f"{counted(number, 'key')} known in '{url}'" for url, number in report.elsewhere.items()]
     if classes := [f"'{name}' ({label})" for label, name in report.new_classes.items()]:
         more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""

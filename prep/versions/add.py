@@ -1,9 +1,9 @@
 """Add the records of a source to a data set: pack and index new shards, and write a version that has them, too.
 
 Of the data set's files the manifest is read. If keys are compared, column files are read, too: its own, and those of
-the data sets beside it; and where its photos are as large as an added one, some shard indexes and photos. The names of
-the new shards hold a digest of the records, such as ``shuffled-add-3f9a6c01d2-000000.tar``. So two writers at a time
-use different names, and an interrupted command finds the shards that it has written already when it is run again.
+the data sets beside it; and where photos are as high and wide as an added one, indexes of shards. The names
+of the new shards hold a digest of the records, such as ``shuffled-add-3f9a6c01d2-000000.tar``. So two writers at a
+time use different names, and an interrupted command finds the shards that it has written when it is run again.
 """
 
 import hashlib
@@ -13,22 +13,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.data_set import DataSet
-from dali_pipes.errors import DataError
+from dali_pipes.errors import DataError, printable, shown
 from dali_pipes.formats.manifest import ShardsPart, concatenate
-from dali_pipes.formats.names import classes_name, recoded_name
+from dali_pipes.formats.names import classes_name, described, recoded_name
 from dali_pipes.store.shard_set import ShardSet
 from prep.index import index_without_manifest
 from prep.pack.pack import NoRecordLeftError, PackJob, PackReport, pack
 from prep.sources.record import Source, as_entry
 from prep.tar.writer import Part as Content
-from prep.versions.fit import check_components, fit_classes, leave_out_known, sets_beside, warn_of_same_photos
+from prep.versions.fit import (
+    check_components,
+    find_same_photos,
+    fit_classes,
+    leave_out,
+    leave_out_known,
+    sets_beside,
+)
 from prep.versions.publish import TOKEN_DIGITS, Newest, write_version
 
 _log = logging.getLogger(__name__)
+SamePhotos = Literal["add", "skip", "fail"]
+MAX_READ_BYTES = 256 << 20
+"""Bytes of shard indexes that are read only to warn of equal photos: a few seconds from a near store."""
 # Arguments of `pack` by which the bytes of shards differ.
 _MATTERS = ("max_count", "max_bytes", "on_bad", "max_pixels", "recode")
 
@@ -47,7 +57,7 @@ class AddReport:
     elsewhere: Mapping[str, int] = field(default_factory=dict)
     """URL of another data set beside it -> records that were left out, because that one has their keys."""
     num_same_photos: int = 0
-    """Added samples whose photo the data set had under another key: see `warn_of_same_photos`."""
+    """Samples whose photo the data set has, or one beside it, under another key: added, or with "skip" left out."""
     new_classes: dict[int, str]
     """Class id -> name, of the classes that the data set did not have."""
     num_shards: int
@@ -64,6 +74,7 @@ def add(
     compare_keys: bool = True,
     skip_known: bool = False,
     shares_keys: bool = False,
+    same_photos: SamePhotos = "add",
     any_components: bool = False,
     drop: Int64s | None = None,
     dry_run: bool = False,
@@ -77,11 +88,13 @@ def add(
         old: The data set: see `prep.versions.publish.open_newest`.
         command: For the history.
         compare_keys: Whether the column files of the data set and of those beside it are read, which takes about 20
-            bytes a sample, to find keys that they have already; and to warn of photos that the data set has already.
-            They are always read if an earlier run of this command added records, so that none is added twice.
+            bytes a sample, to find keys and photos that they have already. Keys are always compared if an earlier run
+            of this command added records, so that none is added twice.
         skip_known: Leave out records whose key the data set has, or one beside it; otherwise they are an error, unless
             an earlier run of the command added them.
-        shares_keys: Take keys that only other data sets have.
+        shares_keys: Take keys, and photos, that only other data sets have.
+        same_photos: What happens to records whose photo, after recoding, the data set or one beside it has under
+            another key. For this, their shards are packed first; they are deleted before new ones, or an error.
         any_components: Allow records that lack a component which all samples of the data set have.
         drop: All ordinals that the new version, a ``relabel``, leaves out, sorted; the records replace some of them.
         dry_run: Check and plan only.
@@ -121,33 +134,41 @@ def add(
         if max_bad is not None and max_bad.count is None:
             total = len(source.records) + len(source.skipped) + len(source.broken)
             packing["max_bad"] = replace(max_bad, count=int(max_bad.share * total))
-        part = _free_part(old, token if new is source else _token_of(new, packing))
-        job = PackJob(
-            store=old.store,
-            prefix=f"{old.prefix}{part}",
-            dry_run=dry_run,
-            show_progress=show_progress,
-            check_components=None if any_components else partial(check_components, old, source.name),
-            **packing,
-        )
-        report = replace(report, packed=_pack(new, job, all_new=len(new.records) == len(source.records)))
+        num_same = 0
+        while new.records:
+            part = _free_part(old, token if new is source else _token_of(new, packing))
+            job = PackJob(
+                store=old.store,
+                prefix=f"{old.prefix}{part}",
+                dry_run=dry_run,
+                show_progress=show_progress,
+                check_components=None if any_components else partial(check_components, old, source.name),
+                **packing,
+            )
+            packed = _pack(new, job, all_new=len(new.records) == len(source.records))
+            if packed is None or dry_run:
+                break
+            shards = _index(packed, job, source.classes)
+            same = _same_photos(shards, old, beside=not shares_keys, rule=same_photos) if compare_keys else {}
+            num_same += len(same)
+            if not same or same_photos == "add":
+                break
+            _take_back(packed, job)
+            packed = None
+            if same_photos == "fail":
+                raise DataError(f"{_said(same, shards)}; leave them out with --same-photos skip")
+            new = leave_out(new, same.keys())
+        report = replace(report, packed=packed, num_same_photos=num_same)
     if is_again and report.packed is not None:
         _log.warning(
             "%d samples that an earlier run added were removed since; they come back", report.packed.num_samples
         )
     if report.packed is not None and not dry_run:
-        shards = _index(report.packed, job, source.classes)
         assert shards.manifest is not None
         parts = [*old.parts, ShardsPart(part, len(shards.names))]
         whole = concatenate([old.manifest if drop is None else replace(old.manifest, removed=drop), shards.manifest])
         made = write_version(old, whole, parts, what="add" if drop is None else "relabel", token=token, command=command)
-        report = replace(
-            report,
-            version=made.version,
-            num_shards=made.num_shards,
-            num_samples=made.num_kept,
-            num_same_photos=warn_of_same_photos(DataSet(shards), DataSet(old.shards)) if compare_keys else 0,
-        )
+        report = replace(report, version=made.version, num_shards=made.num_shards, num_samples=made.num_kept)
     return replace(report, elapsed_s=time.perf_counter() - started)
 
 
@@ -169,6 +190,31 @@ def _index(packed: PackReport, job: PackJob, classes: Mapping[int, str]) -> Shar
     for name_of in (classes_name, recoded_name):  # the manifest has what they say
         job.store.delete(name_of(job.prefix))
     return replace(shards, manifest=manifest)
+
+
+def _same_photos(shards: ShardSet, old: Newest, *, beside: bool, rule: SamePhotos) -> dict[str, tuple[str, str]]:
+    """The new samples whose photo is there already; see `find_same_photos`. With "add" they are logged."""
+    known = [old, *(sets_beside(old) if beside else ())]
+    same = find_same_photos(DataSet(shards), known, max_bytes=MAX_READ_BYTES if rule == "add" else None)
+    if same and rule == "add":
+        _log.warning("%s; prep remove --key takes them out, --same-photos skip leaves them out", _said(same, shards))
+    return same
+
+
+def _said(same: Mapping[str, tuple[str, str]], shards: ShardSet) -> str:
+    assert shards.manifest is not None
+    pairs = [f"'{printable(key)}' is '{printable(known)}' of '{printable(url)}'" for key, (url, known) in same.items()]
+    return (
+        f"{len(same)} of {shards.manifest.num_samples} added photos are there already, under other keys: "
+        f"{shown(pairs, are_names=False)}"
+    )
+
+
+def _take_back(packed: PackReport, job: PackJob) -> None:
+    """Delete the new shards, if no earlier run wrote some of them: an older version may have those."""
+    if packed.num_written == len(packed.shards):
+        for entry in [*job.store.list(job.prefix), *job.store.list(described(job.prefix))]:
+            job.store.delete(entry.name)
 
 
 def _token_of(source: Source, packing: Mapping[str, Any]) -> str:

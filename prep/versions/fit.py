@@ -4,14 +4,13 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.data_set import DataSet
 from dali_pipes.data_set.indexing import read_manifest
-from dali_pipes.errors import DataError, PipesError, printable, shown
+from dali_pipes.errors import DataError, printable, shown
 from dali_pipes.formats.manifest import Manifest
 from dali_pipes.formats.names import LABEL_COMPONENT, MANIFEST_ENDING, described, index_name, start_of
 from dali_pipes.formats.photo_names import photo_roles
@@ -20,8 +19,6 @@ from dali_pipes.formats.shard_index import ShardIndex
 from prep.sources.record import Source
 from prep.versions.publish import Newest
 
-MAX_READ_BYTES = 256 << 20
-"""Bytes of the data set's indexes and photos that are read to compare photos: a few seconds from a near store."""
 _REQUEST_BYTES = 128 << 10  # a request takes as long as this many bytes
 _log = logging.getLogger(__name__)
 
@@ -125,10 +122,15 @@ def leave_out_known(
             "them with --shared-keys"
         )
     if dropped := known.union(*elsewhere.values()):  # else the records of a table stay unmade
-        numbers = [number for number, record in enumerate(source.records) if record.key not in dropped]
-        doubtful = {place: source.doubtful[number] for place, number in enumerate(numbers) if number in source.doubtful}
-        source = replace(source, records=[source.records[number] for number in numbers], doubtful=doubtful)
+        source = leave_out(source, dropped)
     return source, len(known), {url: len(keys) for url, keys in elsewhere.items()}
+
+
+def leave_out(source: Source, keys: Set[str]) -> Source:
+    """The source without the records of some keys."""
+    numbers = [number for number, record in enumerate(source.records) if record.key not in keys]
+    doubtful = {place: source.doubtful[number] for place, number in enumerate(numbers) if number in source.doubtful}
+    return replace(source, records=[source.records[number] for number in numbers], doubtful=doubtful)
 
 
 def _keys_in(data_set: DataSet, asked: set[str]) -> set[str]:
@@ -176,95 +178,57 @@ def check_components(old: Newest, name: str, samples: Iterable[Set[str]]) -> Non
 # Photos
 
 
-class _Photo(NamedTuple):
-    key: str
-    shard: int
-    offset: int
-    size: int
+def find_same_photos(new: DataSet, known: Iterable[Newest], *, max_bytes: int | None) -> dict[str, tuple[str, str]]:
+    """Find the samples of ``new`` whose photo a known data set has, byte by byte; its removed samples do not count.
 
+    Photos are compared by height and width (column files), then by size and XXH64 (indexes of the shards that remain).
 
-class _LimitError(Exception):
-    """The comparison would read more than `MAX_READ_BYTES`."""
+    Args:
+        new: The data set with the samples.
+        known: The data sets in which the photos are searched.
+        max_bytes: Stop after so many bytes of indexes, with a line in the log.
 
-
-class _Photos:
-    """Finds and reads photos of a data set, up to `MAX_READ_BYTES`."""
-
-    def __init__(self, data_set: DataSet, names: Sequence[str]) -> None:
-        self._data_set, self._names = data_set, names
-        self._num_read = 0
-
-    def of_shard(self, shard: int, rows: Int64s | None = None) -> Iterator[_Photo]:
-        """The photos of a shard, or of some of its rows, by its index."""
-        manifest = self._data_set.manifest
-        self._count(int(manifest.index_bytes[shard]))
-        index = ShardIndex.from_bytes(self._data_set.read_index(shard), where=index_name(manifest.names[shard]))
-        for name in filter(index.offsets.__contains__, self._names):
-            for row in np.arange(index.num_samples) if rows is None else rows:
-                if (offset := int(index.offsets[name][row])) >= 0:
-                    yield _Photo(index.keys[row], shard, offset, int(index.sizes[name][row]))
-
-    def read(self, photo: _Photo) -> bytes:
-        self._count(photo.size)
-        return self._data_set.read_range(photo.shard, start=photo.offset, size=photo.size)
-
-    def _count(self, num_bytes: int) -> None:
-        self._num_read += num_bytes + _REQUEST_BYTES
-        if self._num_read > MAX_READ_BYTES:
-            raise _LimitError
-
-
-def warn_of_same_photos(new: DataSet, old: DataSet) -> int:
-    """Log how many samples of ``new`` have a photo that ``old`` has, and return the number; an error is logged, too.
-
-    A shard index has no checksums of photos. So photos are compared by height and width (column files), by size
-    (indexes of the shards that remain), and by their bytes (ranges of these shards), up to `MAX_READ_BYTES`.
+    Returns:
+        Key of ``new`` -> the sample that has its photo: URL of its data set, and its key there.
     """
-    same: dict[str, str] = {}
-    url, note = printable(old.shards.url), ""
-    try:
-        same.update(_equal_photos(new, old))  # keeps what was found before an error
-    except _LimitError:
-        note = " (not all photos were compared: it would take long)"
-    except PipesError as exc:
-        _log.warning("added photos are not compared with those of '%s': %s", url, exc)
-        return 0
-    if same:
-        pairs = [f"'{printable(key)}' is '{printable(known)}'" for key, known in same.items()]
-        _log.warning(
-            "%d of %d added photos are in '%s' already, under other keys: %s; prep remove --key takes them out%s",
-            len(same), new.manifest.num_samples, url, shown(pairs, are_names=False), note,
-        )  # fmt: skip
-    return len(same)
-
-
-def _equal_photos(new: DataSet, old: DataSet) -> Iterator[tuple[str, str]]:
-    """Keys of samples of ``new`` and ``old`` whose photos have the same bytes."""
     names = photo_roles(new.component_counts[""]).photos
     if not names:
-        return
+        return {}
     shapes = np.concatenate([_shapes(columns, name) for _, columns in new.columns_in_parts() for name in names])
-    added, known = _Photos(new, names), _Photos(old, names)
-    of_size: defaultdict[int, list[_Photo]] = defaultdict(list)
+    added: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
     for shard in range(new.manifest.num_shards):
-        for photo in added.of_shard(shard):
-            of_size[photo.size].append(photo)
-    contents: dict[int, list[bytes]] = {}
-    for first, part in old.columns_in_parts():
-        hits = [first + np.flatnonzero(np.isin(_shapes(part, name), shapes)) for name in names]
-        ordinals = np.setdiff1d(np.concatenate(hits), old.manifest.removed)
-        shards = np.searchsorted(old.manifest.sample_stops, ordinals, side="right")
-        for shard in np.unique(shards).tolist():
-            start = int(old.manifest.sample_stops[shard] - old.manifest.samples[shard])
-            for photo in known.of_shard(shard, ordinals[shards == shard] - start):
-                if photo.size not in of_size:
-                    continue
-                if photo.size not in contents:
-                    contents[photo.size] = [added.read(equal) for equal in of_size[photo.size]]
-                content = known.read(photo)
-                for equal, data in zip(of_size[photo.size], contents[photo.size], strict=True):
-                    if data == content:
-                        yield equal.key, photo.key
+        for key, photo in _photos(new, shard, names):
+            added[photo].append(key)
+    same: dict[str, tuple[str, str]] = {}
+    num_read = 0
+    for one in known:
+        data_set, manifest = DataSet(one.shards), one.manifest
+        for first, part in data_set.columns_in_parts() if data_set.has_columns() else ():
+            hits = [first + np.flatnonzero(np.isin(_shapes(part, name), shapes)) for name in names]
+            ordinals = np.setdiff1d(np.concatenate(hits), manifest.removed)
+            shards = np.searchsorted(manifest.sample_stops, ordinals, side="right")
+            for shard in np.unique(shards).tolist():
+                num_read += int(manifest.index_bytes[shard]) + _REQUEST_BYTES
+                if max_bytes is not None and num_read > max_bytes:
+                    _log.warning("not all added photos are compared with those that are there: it would take long")
+                    return same
+                start = int(manifest.sample_stops[shard] - manifest.samples[shard])
+                for key, photo in _photos(data_set, shard, names, ordinals[shards == shard] - start):
+                    for equal in added.get(photo, ()):
+                        same.setdefault(equal, (one.url, key))
+    return same
+
+
+def _photos(
+    data_set: DataSet, shard: int, names: Sequence[str], rows: Int64s | None = None
+) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Key, and size and XXH64, of each photo of a shard, or of some of its rows, by its index."""
+    name = data_set.manifest.names[shard]
+    index = ShardIndex.from_bytes(data_set.read_index(shard), where=index_name(name))
+    for component in filter(index.offsets.__contains__, names):
+        for row in range(index.num_samples) if rows is None else rows.tolist():
+            if (place := index.range_of(component, row, shard=name)) is not None:
+                yield place.key, (place.size, place.checksum)
 
 
 def _shapes(columns: Columns, name: str) -> Int64s:

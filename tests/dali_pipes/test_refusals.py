@@ -13,6 +13,7 @@ import dali_pipes as dp
 from dali_pipes import opening
 from dali_pipes.formats.names import index_name
 from tests import loaders
+from tests.lazy import Lazy
 from tests.shards import make_samples, write_shards
 
 open_loader = partial(loaders.open_loader, batch_size=5)
@@ -48,7 +49,7 @@ def test_index_changed_after_the_manifest_is_refused(small_shards: Path, tmp_pat
         ({"shuffle": 1}, "shuffle must be a bool or a dali_pipes.Shuffle, got 1"),
         ({"graph": 3}, "graph must be a function .*, got 3"),
         ({"graph": lambda *, crop: crop}, "got the function '<lambda>', which makes a graph; call it"),
-        ({"graph": lambda components: components}, "graph must be a function .* which does not take two arguments"),
+        ({"graph": lambda components: components}, "graph must be a function .* which does not take these two"),
         ({"graph": lambda components, random: []}, "graph must return a dict of outputs by name, got list"),
         ({"graph": lambda components, random: {"x": 1}}, "graph takes none of the components"),
         ({"last_batch_policy": "pad"}, "last_batch_policy must be one of FILL, DROP, PARTIAL, got 'pad'"),
@@ -58,6 +59,11 @@ def test_bad_arguments_are_refused(small_shards: Path, options: dict, text: str)
     """Refused with the value in the text."""
     with pytest.raises((ValueError, TypeError), match=text):
         open_loader(small_shards, **options)
+
+
+def test_transform_as_graph_is_told_where_it_belongs(small_shards: Path) -> None:
+    with pytest.raises(TypeError, match=r"got Identity\(\), which does not .* transforms of tensors go on batches"):
+        open_loader(small_shards, graph=Lazy("torch.nn").Identity())
 
 
 def test_shuffle_of_all_that_memory_does_not_hold_is_refused(

@@ -135,6 +135,11 @@ def test_resolve_shards_of_a_place_that_does_not_have_them_says_what_there_is(ta
         resolve_shards(tars, endpoint=None)
     with pytest.raises(StoreError, match=r"nope-\*' matches no \.tar; expected shards such as .*/nope-000000\.tar"):
         resolve_shards(f"{tars}/nope-*", endpoint=None)
+    (tars / "photo.jpg").touch()
+    with pytest.raises(
+        StoreError, match=r"/\*.jpg' holds photos, and no shards; make shards of them: dali-pipes prep m"
+    ):
+        resolve_shards(f"{tars}/*.jpg", endpoint=None)
     with pytest.raises(StoreError, match=rf"no such directory: '{tars}/shard', of"):
         resolve_shards(tars / "shard" / "x-", endpoint=None)
     bucket.create()

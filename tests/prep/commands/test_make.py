@@ -56,7 +56,7 @@ def test_folder_to_first_batch_is_one_command_and_its_program(photos: Path, tmp_
         assert said in done.stderr
     assert not (tmp_path / "out" / "unshuffled").exists()
     printed = run_python("-c", done.stdout, folder=tmp_path).splitlines()
-    numbers = [int(line.split()[0]) for line in printed if "samples" in line]
+    numbers = [int(line.split()[1].rstrip(",")) for line in printed if "samples" in line]
     assert sum(numbers) == 40
     assert printed[1] == repr({"image": (numbers[0], 3, 224, 224), "label": (numbers[0],)})
     assert printed[3] == repr({"image": (numbers[1], 3, 224, 224), "label": (numbers[1],)})
@@ -97,14 +97,16 @@ def test_bad_data_end_with_1(photos: Path, tmp_path: Path) -> None:
     _make(photos, tmp_path / "out", expect=DataError, match=r"1 of 40 records .* cat/002: jpg is cut off")
     assert _json(*QUICK, photos, tmp_path / "skip", "--on-bad", "skip")["sets"][0]["num_samples"] == 39
     keep = (photos, tmp_path / "keep", "--on-bad", "keep")
-    assert "bad photos or samples: 1; --max-bad allows them, so the exit code is 0" in _make(*keep).stderr
+    made = _make(*keep)
+    assert "bad photos or samples: 1; --max-bad allows them, so the exit code is 0" in made.stderr
+    assert ', bad_samples=dp.BadSamples(on_error="substitute")) as' in made.stdout
     done = _make(*keep, "--max-bad", "0", expect=SystemExit, match="1")
     assert "1 problem, 1 bad sample" in done.stderr
 
 
 def test_split_that_is_not_trained_on_gets_a_graph_for_it(tmp_path: Path) -> None:
     """A split's folder may have a year in its name, as COCO's have."""
-    class_folders(tmp_path / "in", {"Train2017": 1, "Val2017": 1})
+    class_folders(tmp_path / "in", {"Train2017/cat": 1, "Val2017/cat": 1})
     _make(tmp_path / "in", tmp_path / "out", "--split", SHARES, expect=ValueError, match="has the splits Train2017")
     program = _make(*QUICK, tmp_path / "in", tmp_path / "out").stdout
     assert '/Train2017-", dp.classification_train(), batch_size=1, seed=0)' in program
@@ -115,6 +117,11 @@ def test_program_has_the_masks_that_were_named(tmp_path: Path) -> None:
     """A PNG beside a JPEG is a mask unless the user says otherwise."""
     Image.new("L", (64, 48), 3).save(tmp_path / "a.png")
     (tmp_path / "a.jpg").write_bytes(photo_bytes(1, 64, 48))
+    (tmp_path / "texts.csv").write_text("path,text\na.jpg,a cat\n")
+    texts = ("--component", "image=path", "--component", "caption.txt=text")
+    program = _make(*QUICK, tmp_path / "texts.csv", tmp_path / "texts", *texts).stdout
+    assert 'dp.captions(text="caption.txt", tokens=None), ' in program
+    assert "'text': 1" in run_program(program)[1]
     (tmp_path / "list.csv").write_text("path,label,depth\na.jpg,cat,a.png\n")
     columns = ("--component", "image=path", "--component", "depth=depth")
     command = (*QUICK, tmp_path / "list.csv", tmp_path / "out", *columns)
@@ -133,21 +140,22 @@ def test_overwriting_names_the_data_sets_of_an_earlier_split(photos: Path, tmp_p
 
 def test_to_the_embedded_node_and_its_program_starts_it_again(photos: Path, tmp_path: Path) -> None:
     program = _make(*QUICK, photos, "ais://made", "--embedded-dir", tmp_path / "node").stdout
-    assert run_program(program)[0] == "40 samples, 1 batches"
+    assert run_program(program)[0] == "samples: 40, batches: 1"
 
 
 @pytest.mark.parametrize("kind", ["pets", "photos"])
 def test_sources_give_programs_of_their_masks_and_labels(kind: str, tmp_path: Path) -> None:
-    """A batch has what the source has: photos, masks, labels."""
-    shapes: dict[str, tuple[int, ...]] = {"image": (9, 3, 224, 224)}
+    """A batch has what the source has: photos, masks, labels. Photos alone are for training without labels."""
     if kind == "pets":
         source = write_pets(tmp_path / "pets", {f"beagle_{number}": 1 for number in range(9)})
-        shapes = {"image": (9, 3, 350, 350), "mask": (9, 1, 350, 350), "label": (9,)}
+        shapes: dict[str, tuple[int, ...]] = {"image": (9, 3, 350, 350), "mask": (9, 1, 350, 350), "label": (9,)}
     else:
         source = class_folders(tmp_path / "flat", {"": 9})
+        crops = {"global": (2, 224), "local": (8, 96)}
+        shapes = {f"{crop}_{n}": (9, 3, size, size) for crop, (number, size) in crops.items() for n in range(number)}
     found = _json(*QUICK, source, tmp_path / "out")
     assert found["source"]["kind"] == kind
-    assert run_program(found["python"])[:2] == ["9 samples, 1 batches", repr(shapes)]
+    assert run_program(found["python"])[:2] == ["samples: 9, batches: 1", repr(shapes)]
 
 
 def test_program_names_the_photo_of_several_and_the_pixels_that_pack_allowed(tmp_path: Path) -> None:
@@ -155,9 +163,9 @@ def test_program_names_the_photo_of_several_and_the_pixels_that_pack_allowed(tmp
     data = photo_bytes(1, 64, 48)
     (tmp_path / "a-0.tar").write_bytes(tar_bytes({"1.big.jpg": data, "1.small.jpg": data}))
     program = _make(*QUICK, tmp_path / "a-0.tar", tmp_path / 'o "u\\t', "--max-pixels", "100000000").stdout
-    assert 'dp.classification_train(photo="big.jpg")' in program
+    assert 'dp.multi_crop(photo="big.jpg")' in program
     assert ", bad_samples=dp.BadSamples(max_pixels=100000000))" in program
-    assert run_program(program)[0] == "1 samples, 1 batches"
+    assert run_program(program)[0] == "samples: 1, batches: 1"
 
 
 @pytest.mark.parametrize(

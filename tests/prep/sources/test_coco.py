@@ -56,7 +56,7 @@ def test_made_data_sets_have_every_box(tmp_path: Path, capsys: pytest.CaptureFix
     assert "is photos with boxes, by 'instances_train.json', 'instances_val.json', splits 'train', 'val'" in said.err
     assert "3 photos have no boxes, and an empty list" in said.err
     done = subprocess.run([sys.executable, "-c", said.out], capture_output=True, text=True, check=True)
-    assert "9 samples, 1 batches" in done.stdout
+    assert "samples: 9, batches: 1" in done.stdout
     whole = {"scale": None, "flip": 0, "crop": (HEIGHT, WIDTH), "min_size": 0}
     for split, expected in truth.items():
         with open_loader(f"{shards}/{split}-", dp.detection(**whole)) as loader:

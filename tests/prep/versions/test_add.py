@@ -1,21 +1,18 @@
 """`prep add`: a version beside the old ones, made without reading what is there."""
 
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from dali_pipes.errors import DataError, StoreError
+from dali_pipes.errors import DataError
 from dali_pipes.formats.names import columns_name, manifest_name, version_name
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
 from prep.sources.record import Record, Source
-from prep.versions import fit
 from prep.versions.add import add
 from prep.versions.fit import fit_classes
 from tests.prep.commands.calls import run_prep
@@ -110,13 +107,10 @@ def test_keys_of_a_data_set_beside_it_are_refused_or_left_out(local: Place, tmp_
     assert local.keys()[-2:] == ["eel/000", "eel/001"]
 
 
-def test_photos_that_the_data_set_has_under_other_keys_are_told(
+def test_photos_that_the_data_set_has_under_other_keys(
     local: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By their bytes, and not by their size; removed samples do not count. They are added: it may be meant.
-
-    The command reads no more than it may.
-    """
+    """By their bytes, and not by their size; removed samples do not count, the set beside does."""
     folder = class_folders(tmp_path / "again", {"bee": 1, "owl": 1}, first=90)
     (folder / "bee" / "old.jpg").write_bytes(photo_bytes(0, 40, 30))
     (folder / "bee" / "removed.jpg").write_bytes(photo_bytes(1, 40, 30))
@@ -124,17 +118,29 @@ def test_photos_that_the_data_set_has_under_other_keys_are_told(
     same_size[-9] ^= 1
     (folder / "owl" / "like.jpg").write_bytes(same_size)
     local.remove("cat/001", "dog/001", "owl/001")
-    assert local.add(folder).num_same_photos == 1
-    assert re.search(r"already, under other keys: 'bee/old' is '\w+/000'; prep remove --key takes them", caplog.text)
-    assert "bee/old" in set(local.keys())
-    for num_bytes, num_same in ((fit.MAX_READ_BYTES, 1), (200_000, 0)):
-        monkeypatch.setattr(fit, "MAX_READ_BYTES", num_bytes)
-        again = class_folders(tmp_path / str(num_bytes), {"bee": 1}, first=num_bytes)
-        next(again.rglob("*.jpg")).write_bytes(photo_bytes(0, 40, 30))
-        assert local.add(again).num_same_photos == num_same
-    monkeypatch.setattr(fit, "_equal_photos", mock.Mock(side_effect=StoreError("away")))
-    assert local.add(class_folders(tmp_path / "last", {"bee": 1}, first=80)).num_same_photos == 0
-    assert f"added photos are not compared with those of '{local.url}': away" in caplog.text
+    before = local.objects()
+    with pytest.raises(DataError, match=r"1 of 5 added photos are there already.*leave them out with --same-photos"):
+        local.add(folder, same_photos="fail")
+    assert local.objects() == before
+    assert local.add(class_folders(tmp_path / "all", {"bee": 1}), same_photos="skip").packed is None
+    assert local.objects() == before
+    said = run_prep("add", folder, local.url, "--same-photos", "skip").stdout
+    assert "added 1 shard, 4 samples, " in said
+    assert "(1 photo there under other keys; 1 new class: 'bee' (3)) -> " in said
+    assert set(local.keys()) >= {"bee/removed", "owl/like"}
+    assert "bee/old" not in set(local.keys())
+    assert not caplog.text
+    monkeypatch.setattr("prep.versions.add.MAX_READ_BYTES", 0)
+    first = class_folders(tmp_path / "first", {"bee": 1})
+    (first / "bee" / "000.jpg").rename(first / "bee" / "old.jpg")
+    assert local.add(first).num_same_photos == 0
+    assert "not all added photos are compared" in caplog.text
+    monkeypatch.undo()
+    beside = make_set(class_folders(tmp_path / "beside", {"cat": 1}, first=70), Place(f"{local.url}val-", None))
+    assert beside.keys() == ["cat/070"]
+    leaked = class_folders(tmp_path / "leaked", {"dog": 1}, first=70)
+    assert local.add(leaked, same_photos="add").num_same_photos == 1
+    assert f"'dog/070' is 'cat/070' of '{beside.url}'; prep remove --key takes them out" in caplog.text
 
 
 def test_lacking_components_are_refused(local: Place, tmp_path: Path) -> None:
