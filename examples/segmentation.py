@@ -6,7 +6,7 @@ The Oxford-IIIT Pet data set, packed, shuffled and indexed once:
     dali-pipes prep shuffle ais://pets/samples-
     dali-pipes prep index ais://pets/shuffled-
 
-``prep shuffle`` prints how many shards there are; here we assume ten. Each is a random sample of the data set, so two
+``prep shuffle`` prints how many shards there are; here we assume ten. Each is a random part of the data set, so two
 of them can be held out for validation.
 
 One process, on the GPU if there is one:

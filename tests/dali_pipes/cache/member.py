@@ -1,6 +1,8 @@
 """A loader's dealings with a cache file whose right bytes are known."""
 
+import fcntl
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -102,4 +104,16 @@ class Member:
 
 def blocks(directory: Path) -> int:
     """Bytes of the blocks that all cache files in a directory have."""
-    return sum(path.stat().st_blocks * 512 for path in cache_root(directory).glob("*.image"))
+    return sum(map(_allocated, cache_root(directory).glob("*.image")))
+
+
+def _allocated(path: Path) -> int:
+    """As ``st_blocks``, but without the block in which ext4 lists more than four extents of a file."""
+    request = bytearray(struct.pack("=QQIIII", 0, 2**64 - 1, 1, 0, 512, 0) + bytes(512 * 56))
+    with path.open("rb") as file:
+        try:
+            fcntl.ioctl(file, 0xC020660B, request)  # FS_IOC_FIEMAP of linux/fiemap.h
+        except OSError:
+            return path.stat().st_blocks * 512  # shared memory has no such list
+    (number,) = struct.unpack_from("=I", request, 20)
+    return sum(struct.unpack_from("=Q", request, 32 + 56 * at + 16)[0] for at in range(number))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import dali_pipes as dp
-from dali_pipes.cache.files import cache_root
 from dali_pipes.cli import main
 from dali_pipes.data_set.indexing import find_manifest
 from dali_pipes.store.urls import resolve_shards
+from tests.dali_pipes.cache.member import blocks
 from tests.dali_pipes.raw import raw, read_epoch
 from tests.loaders import open_windowed
 from tests.shards import Sample, make_samples, samples_and_shards, write_shards
@@ -51,10 +51,6 @@ def object_bytes(shards: Path, num: int) -> int:
     manifest = find_manifest(resolve_shards(shards, endpoint=None))
     assert manifest is not None
     return int(manifest.shard_bytes[:num].sum() + manifest.index_bytes[:num].sum())
-
-
-def blocks(cache_dir: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in cache_root(cache_dir).glob("*.image"))
 
 
 def test_warm_ls_clear(shards: Path, samples: list[Sample], run: Command, cache_dir: Path) -> None:
