@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dali_pipes.graph.pipelines import bucketed as bucketed
     from dali_pipes.graph.pipelines import classification_eval as classification_eval
     from dali_pipes.graph.pipelines import classification_train as classification_train
+    from dali_pipes.graph.pipelines import image as image
+    from dali_pipes.graph.pipelines import normalise as normalise
     from dali_pipes.graph.pipelines import segmentation as segmentation
     from dali_pipes.graph.random import Random as Random
     from dali_pipes.graph.recipes.captions import captions as captions
@@ -52,7 +54,8 @@ _NAMES = {
     "graph.inputs": "Components",
     "graph.definition": "BatchDict",
     "graph.pipelines": (
-        "IMAGENET_MEAN IMAGENET_STD ImageOptions bucketed classification_eval classification_train segmentation"
+        "IMAGENET_MEAN IMAGENET_STD ImageOptions bucketed classification_eval classification_train image normalise "
+        "segmentation"
     ),
     "graph.random": "Random",
     "graph.recipes.captions": "captions",

@@ -15,30 +15,30 @@ MOST = {
     "dali_pipes/data_set": (2_230, 7),
     "dali_pipes/fetch": (1_130, 4),
     "dali_pipes/formats": (3_300, 12),
-    "dali_pipes/graph": (2_720, 9),
-    "dali_pipes/graph/recipes": (640, 4),
+    "dali_pipes/graph": (3_040, 10),
+    "dali_pipes/graph/recipes": (630, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
-    "dali_pipes/order": (1_960, 7),
+    "dali_pipes/order": (1_950, 7),
     "dali_pipes/processes": (500, 2),
     "dali_pipes/reader": (1_590, 7),
-    "dali_pipes/store": (2_240, 9),
+    "dali_pipes/store": (2_230, 9),
     "dali_pipes/store/cloud": (1_070, 4),
     "dali_pipes/store/cluster": (2_260, 11),
-    "dali_pipes/store/http": (1_800, 5),
-    "prep": (700, 6),
+    "dali_pipes/store/http": (1_770, 5),
+    "prep": (710, 6),
     "prep/commands": (2_600, 12),
     "prep/embedded": (1_660, 8),
-    "prep/etl": (680, 3),
+    "prep/etl": (670, 3),
     "prep/inspect": (1_950, 8),
     "prep/pack": (1_000, 3),
     "prep/photos": (470, 2),
-    "prep/recode": (640, 2),
+    "prep/recode": (630, 2),
     "prep/shuffle": (2_290, 7),
     "prep/sources": (2_050, 10),
     "prep/tar": (450, 2),
-    "prep/versions": (1_170, 6),
-    "prep/workers": (620, 3),
+    "prep/versions": (1_180, 6),
+    "prep/workers": (610, 3),
     "bench": (350, 3),
     "bench/commands": (500, 3),
     "bench/compare": (1_520, 6),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_380, 247
+SUM_LINES, SUM_MODULES = 57_630, 248
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 42_280, 500
+TESTS_LINES, FILE_LINES = 42_440, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

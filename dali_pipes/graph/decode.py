@@ -31,6 +31,7 @@ from dali_pipes.graph.dali_internals import (
     schedule_batch,
 )
 from dali_pipes.graph.definition import Graph, Packed, decoded_photos, output_nodes, set_up_engines
+from dali_pipes.graph.finish import FinishThreads
 from dali_pipes.graph.inputs import Components, GraphInputs
 from dali_pipes.graph.parse import Problems, parse_batch, stack
 from dali_pipes.graph.photos import judge_photos
@@ -120,6 +121,7 @@ class DecodePipeline:
         self._example = samples.example() if example is None else example
         self._hw_decoder_load, self._only_decoders = hw_decoder_load, only_decoders
         self._max_batch_pixels = max_batch_pixels
+        self._finish_threads = FinishThreads(num_threads)
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -146,7 +148,7 @@ class DecodePipeline:
                 device="cpu" if self.device_id is None else "mixed",
             )
             outputs = self._graph(components, Random(components))
-            nodes = output_nodes(outputs, components)
+            nodes = output_nodes(outputs, components, self._finish_threads)
             decoders = decoders_behind(nodes)
             shard = self._example.rows.of_whole_shards()  # its index is at hand
             set_up_engines(
@@ -260,6 +262,8 @@ class DecodePipeline:
             tensor_list = next(tensor_lists)
             if name == self.inputs.packed:
                 outputs[name] = Packed.of(tensor_list)
+            elif name in self.inputs.finishers:
+                outputs[name] = self.inputs.finishers[name].take(tensor_list)
             elif tensor_list.is_dense_tensor():
                 outputs[name] = tensor_list.as_tensor()
             else:
@@ -304,7 +308,7 @@ class DecodePipeline:
             self.pipeline.share_outputs()
             self.pipeline.release_outputs()
         finally:
-            self.scheduled.clear()
+            self._clear()
 
     def drain(self) -> None:
         """Discard the batches in flight and prepare for another epoch's feed."""
@@ -319,14 +323,20 @@ class DecodePipeline:
                 continue  # a discarded batch could not be decoded
             self.pipeline.release_outputs()
         self.pipeline.reset()
-        self.scheduled.clear()
+        self._clear()
         if any(self._waiting.values()):
             self.rebuild()  # an iteration that was cut short has taken only some of its inputs
+
+    def _clear(self) -> None:
+        self.scheduled.clear()
+        for finisher in self.inputs.finishers.values():
+            finisher.clear()
 
     def close(self) -> None:
         """Destroy the pipeline, its threads and buffers. Can be called twice."""
         self.feed = lambda: None
         self.pipeline = None
+        self._finish_threads.close()
         self._delivered.clear()
 
     # Note [pinned bytes]: a GPU copies encoded bytes from page-locked buffers by itself, perhaps after DALI has dropped

@@ -15,6 +15,7 @@ from dali_pipes.graph.dali_internals import (
     is_mixed,
     shared_crops,
 )
+from dali_pipes.graph.finish import FinishedOutput, Finisher, FinishThreads
 from dali_pipes.graph.inputs import Components, DecodedPhotos, GraphInputs, PackedOutput
 from dali_pipes.graph.parse import Parser
 from dali_pipes.graph.random import Random
@@ -99,8 +100,11 @@ def label_advice(given: Sequence[str]) -> str:
     )
 
 
-def output_nodes(outputs: object, components: Components) -> list[Any]:
-    """Check a graph's outputs, note those that are not tensors, and return the others, as nodes or constants."""
+def output_nodes(outputs: object, components: Components, threads: FinishThreads) -> list[Any]:
+    """Check a graph's outputs, note those that are not tensors, and return the others, as nodes or constants.
+
+    Images that are finished on the CPU become nodes, which work in ``threads``.
+    """
     inputs = components.inputs
     if not isinstance(outputs, Mapping) or not outputs:
         raise ValueError(f"graph must return a dict of outputs by name, got {type(outputs).__name__}")
@@ -116,8 +120,16 @@ def output_nodes(outputs: object, components: Components) -> list[Any]:
             f"a graph can have one packed output and adds '{CU_SEQLENS}' beside it, got {', '.join(outputs)}"
         )
     inputs.packed = packed[0] if packed else None
+    finished = {name: output for name, output in outputs.items() if isinstance(output, FinishedOutput)}
+    inputs.finishers = {name: Finisher(output, threads) for name, output in finished.items()}
+    if finished:
+        threads.start()
     nodes = [
-        output.node if isinstance(output, PackedOutput) else output
+        inputs.finishers[name].node()
+        if name in finished
+        else output.node
+        if isinstance(output, PackedOutput)
+        else output
         for name, output in outputs.items()
         if name not in inputs.lists
     ]

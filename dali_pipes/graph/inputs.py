@@ -14,6 +14,7 @@ import numpy.typing as npt
 from nvidia.dali import types
 
 from dali_pipes.arrays import Int32s
+from dali_pipes.graph.finish import Finisher
 from dali_pipes.graph.parse import Parser, class_ids, json_value, npy_array, text_of
 from dali_pipes.reader.batch import Batch
 from dali_pipes.reader.samples import StoredSamples
@@ -72,6 +73,8 @@ class GraphInputs:
     has_label: bool = False
     lists: dict[str, Parser] = field(default_factory=dict)
     """Outputs that are not tensors."""
+    finishers: dict[str, Finisher] = field(default_factory=dict)
+    """The outputs whose images are finished on the CPU."""
     packed: str | None = None
     """The name of the output whose samples come in one tensor, if there is one."""
 

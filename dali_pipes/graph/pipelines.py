@@ -5,7 +5,7 @@ Each function returns a graph, which runs inside a DALI pipeline definition, so 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from nvidia.dali import fn, types
@@ -13,9 +13,13 @@ from nvidia.dali import fn, types
 from dali_pipes.arguments import as_integer, as_number, check_choice, refuse_unknown
 from dali_pipes.arrays import Float32s, Float64s, Int32s
 from dali_pipes.graph.definition import Graph
+from dali_pipes.graph.finish import FinishedOutput
 from dali_pipes.graph.inputs import Components, DecoderDevice, bucket_shapes, once_a_batch
 from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Red, green, blue, of pixels in 0..1: the constants that torchvision's pretrained models were trained with."""
@@ -89,12 +93,43 @@ class ImageForm:
                     f"got {values!r}; divide what is of pixels in 0..255 by 255"
                 )
 
+    def factors(self) -> tuple[Float32s, Float32s]:
+        """What is subtracted from pixels in 0..255, and the factors of the rest: float32 [3] each, or [1]."""
+        mean, std = (np.asarray(values, np.float32) * np.float32(255) for values in (self.mean, self.std))
+        return mean, np.float32(1) / std
+
     def photo_of(self, components: Components, *, besides: str | None = None) -> "PhotoInput":
         """The photo of a sample; ``besides`` is a component that holds something else, such as the mask."""
         return PhotoInput(components, components.photo(self.photo, besides=besides), components.orient(self.orient))
 
+    def image(
+        self,
+        components: Components,
+        pixels: Any,
+        *,
+        size: Any = None,
+        crop: Shape | None = None,
+        position: Any = None,
+        mirror: Any = 0,
+    ) -> Any:
+        """Make the image of decoded pixels, see `image`; with ``crop``, cut or pad them to it at ``position``."""
+        if components.device == "cpu":
+            return FinishedOutput(
+                pixels=pixels,
+                size=size,
+                crop=crop,
+                position=position,
+                mirror=mirror,
+                factors=self.factors(),
+                dtype=np.dtype(self.dtype),
+                is_chw=self.layout == "CHW",
+            )
+        return self.normalised(
+            pixels if size is None else resized(pixels, size), crop=crop, position=position, mirror=mirror
+        )
+
     def normalised(self, pixels: Any, *, crop: Shape | None = None, position: Any = None, mirror: Any = 0) -> Any:
-        """Make the image of decoded pixels: cut or pad them to ``crop`` at ``position``, flip and normalise them."""
+        """Do the same by DALI's operator, for pixels of any number of channels."""
         means, stds = np.asarray(self.mean, np.float64) * 255, np.asarray(self.std, np.float64) * 255
         if self.dtype == "uint8":
             means, stds = np.zeros_like(means), np.ones_like(stds)
@@ -202,14 +237,14 @@ def segmentation(
         components.same_size(photo.name, ids.name)
         # Only the crop is decoded; where the photo is smaller than it, crop_mirror_normalize pads it.
         start, part, position = photo.centre_crop(shape)
-        pixels = form.normalised(photo.decoded_crop(start, part), crop=shape, position=position)
+        image = form.image(components, photo.decoded_crop(start, part), crop=shape, position=position)
         # PNG is decoded on the CPU in every NVIDIA stack, and DALI runs one "mixed" operator at a time: photos would
         # wait for masks, and the JPEG engines with them.
         start, part, position = ids.centre_crop(shape)
         device = "cpu" if mask_device == "cpu" else components.device
         cut = components.on_device(ids.decoded_crop(start, part, device=device, output_type=types.GRAY))
         values = ImageForm(mean=(0,), std=(1,), dtype="uint8", layout=form.layout)
-        outputs = {"image": pixels, mask_output: values.normalised(cut, crop=shape, position=position)}
+        outputs = {"image": image, mask_output: values.normalised(cut, crop=shape, position=position)}
         return outputs | label_output(components)
 
     return graph
@@ -248,9 +283,9 @@ def classification_train(
 
     def graph(components: Components, random: Random) -> dict[str, Any]:
         photo = form.photo_of(components)
-        pixels = resized(photo.decoded_crop(*photo.random_crop(random, scale=scale, ratio=ratio)), shape)
+        pixels = photo.decoded_crop(*photo.random_crop(random, scale=scale, ratio=ratio))
         mirror = random.coin_flip(flip, stream="flip")
-        return {"image": form.normalised(pixels, crop=shape, mirror=mirror)} | label_output(components)
+        return {"image": form.image(components, pixels, size=shape, mirror=mirror)} | label_output(components)
 
     return graph
 
@@ -261,8 +296,8 @@ def classification_eval(
     """Resize the photo's shorter side, cut it to ``crop`` about the centre, normalise it, and give the label if there
     are any.
 
-    Sizes and offsets are those of torchvision's ``Resize(resize) -> CenterCrop(crop)``. The resampling is DALI's
-    antialiased linear filter, within a few grey levels of Pillow's.
+    Sizes and offsets are those of torchvision's ``Resize(resize) -> CenterCrop(crop)``, on the CPU its v2 pixels, too.
+    On a GPU the resampling is DALI's antialiased linear filter, within a few grey levels of it.
 
     Outputs:
         image: [B, 3, *crop], see `ImageOptions`.
@@ -285,9 +320,10 @@ def classification_eval(
     def graph(components: Components, random: Random) -> dict[str, Any]:
         photo = form.photo_of(components)
         shapes = once_a_batch(lambda batch: resized_shape(photo.sizes(batch), resize))
-        pixels = resized(photo.decoded(), components.array(lambda batch: shapes(batch).astype(np.float32)))
+        size = components.array(lambda batch: shapes(batch).astype(np.float32))
         position = components.array(lambda batch: crop_position(shapes(batch), shape))
-        return {"image": form.normalised(pixels, crop=shape, position=position)} | label_output(components)
+        image = form.image(components, photo.decoded(), size=size, crop=shape, position=position)
+        return {"image": image} | label_output(components)
 
     return graph
 
@@ -330,12 +366,72 @@ def bucketed(
         start = components.array(lambda batch: crop(batch)[:, :2])
         shape = components.array(lambda batch: crop(batch)[:, 2:])
         size = components.array(lambda batch: bucket_shapes(batch).astype(np.float32))
-        pixels = resized(photo.decoded_crop(start, shape), size)
-        outputs = {"image": form.normalised(pixels, mirror=random.coin_flip(flip, stream="flip"))}
+        mirror = random.coin_flip(flip, stream="flip")
+        outputs = {"image": form.image(components, photo.decoded_crop(start, shape), size=size, mirror=mirror)}
         outputs |= label_output(components)
         return outputs if text is None else outputs | {"text": components.text(text)}
 
     return graph
+
+
+def image(
+    components: Components,
+    pixels: Any,
+    *,
+    size: tuple[int, int],
+    mirror: Any = 0,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    dtype: Dtype = "float32",
+    layout: Layout = "CHW",
+) -> Any:
+    """Resize decoded pixels to ``size``, flip and normalise them: an output of a graph, not an input of operators.
+
+    On a GPU DALI's operators do it. On the CPU each photo passes through all steps by itself, which takes less than
+    DALI's operators; there the resize is torchvision's.
+
+    Args:
+        components: The graph's first argument.
+        pixels: A node of uint8 [H, W, 3].
+        size: Rows and columns of the image.
+        mirror: Whether each sample is flipped horizontally: a node such as ``random.coin_flip(0.5)``.
+        mean: See `ImageOptions`, as for ``std``, ``dtype`` and ``layout``.
+        std: Likewise.
+        dtype: Likewise.
+        layout: Likewise.
+
+    Raises:
+        ValueError: If an argument is not one of its values.
+    """
+    form = ImageForm(mean=mean, std=std, dtype=dtype, layout=layout)
+    return form.image(components, pixels, size=check_crop(size), mirror=mirror)
+
+
+def normalise(
+    images: "Tensor",
+    *,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    layout: Layout = "CHW",
+) -> "Tensor":
+    """Normalise images of a graph with ``dtype="uint8"`` on the model's side: a quarter of the bytes is made and moved.
+
+    On the CPU the result is to the bit what the graph gives with ``dtype="float32"``; it may be compiled.
+
+    Args:
+        images: uint8 [B, 3, H, W], or with ``layout="HWC"`` [B, H, W, 3], on any device.
+        mean: See `ImageOptions`, as for ``std``.
+        std: Likewise.
+        layout: That of ``images``.
+
+    Returns:
+        float32 [B, 3, H, W] on the device of ``images``; of HWC images in the memory format ``torch.channels_last``.
+    """
+    import torch
+
+    form = ImageForm(mean=mean, std=std, layout=layout)
+    means, factors = (torch.tensor(values, device=images.device)[:, None, None] for values in form.factors())
+    return ((images if layout == "CHW" else images.permute(0, 3, 1, 2)) - means) * factors
 
 
 def label_output(components: Components) -> dict[str, Any]:

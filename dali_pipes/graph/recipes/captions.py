@@ -10,7 +10,7 @@ from dali_pipes.arrays import Int32s, Int64s
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.graph.parse import npy_array
-from dali_pipes.graph.pipelines import ImageForm, ImageOptions, check_crop, check_range, covering_crop, resized
+from dali_pipes.graph.pipelines import ImageForm, ImageOptions, check_crop, check_range, covering_crop
 from dali_pipes.graph.random import Random
 from dali_pipes.reader.batch import Batch
 
@@ -83,10 +83,8 @@ def captions(
             shape = components.array(lambda batch: largest(batch)[:, 2:])
         else:
             start, shape = photo.random_crop(random, scale=scale, ratio=ratio)
-        pixels = resized(photo.decoded_crop(start, shape), image_shape)
-        outputs: dict[str, Any] = {
-            "image": form.normalised(pixels, crop=image_shape, mirror=random.coin_flip(flip, stream="flip"))
-        }
+        pixels, mirror = photo.decoded_crop(start, shape), random.coin_flip(flip, stream="flip")
+        outputs: dict[str, Any] = {"image": form.image(components, pixels, size=image_shape, mirror=mirror)}
         if text is not None:
             outputs["text"] = components.text(text)
         if tokens is not None:

@@ -13,7 +13,7 @@ from dali_pipes.formats.names import read_json
 from dali_pipes.graph.definition import Graph
 from dali_pipes.graph.inputs import Components
 from dali_pipes.graph.parse import npy_array, shown
-from dali_pipes.graph.pipelines import ImageForm, ImageOptions, Shape, check_crop, check_range, resized
+from dali_pipes.graph.pipelines import ImageForm, ImageOptions, Shape, check_crop, check_range
 from dali_pipes.graph.random import Random
 
 BoxFormat = Literal["xyxy", "xywh"]
@@ -102,8 +102,8 @@ def detection(
         else:
             start, shape = photo.random_crop(random, scale=scale, ratio=ratio)
         mirror = random.coin_flip(flip, stream="flip")
-        pixels = resized(photo.decoded_crop(start, shape), image_shape)
-        outputs = {"image": form.normalised(pixels, crop=image_shape, mirror=mirror)}
+        pixels = photo.decoded_crop(start, shape)
+        outputs: dict[str, Any] = {"image": form.image(components, pixels, size=image_shape, mirror=mirror)}
         beside = (size, start, shape, mirror)
         if max_boxes is None:
             return outputs | {

@@ -64,20 +64,19 @@ def test_segmentation_equals_torchvision_for_every_size(
     assert sorted(seen) == sorted(samples)
 
 
-def test_classification_eval_close_to_torchvision(tmp_path: Path) -> None:
-    """Sizes and offsets are torchvision's; the filters differ by a few grey levels, never by a shift of the picture."""
+def test_classification_eval_equals_torchvision(tmp_path: Path) -> None:
+    """The CPU's pixels are those of torchvision's v2 ``Resize`` of a uint8 tensor, to the bit as uint8."""
     samples = {s.key: s for s in make_samples([(300, 400), (401, 299), (150, 163), (700, 333), (256, 256)])}
     shards = write_shards(tmp_path, list(samples.values()), per_shard=5)
-    reference = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()])
-    graph = dp.classification_eval(resize=256, crop=224, mean=(0, 0, 0), std=(1, 1, 1))
-    (batch,) = batches_of(shards, graph, batch_size=5)
-    for i, key in enumerate(batch["key"]):
-        expected = reference(opened(samples[key].components["image.jpg"]))
-        difference = (batch["image"][i] - expected).abs() * 255
-        assert difference.mean() < 0.6, (key, difference.mean())
-        assert difference.max() < 6, (key, difference.max())
-        shifted = (batch["image"][i][:, 1:, :] - expected[:, :-1, :]).abs() * 255
-        assert difference.mean() < shifted.mean() / 3, key
+    v2 = Lazy("torchvision.transforms.v2")
+    resize = [v2.PILToTensor(), v2.Resize(256), v2.CenterCrop(224)]
+    for dtype, tolerance in (("uint8", 0), ("float32", 1e-6), ("float16", 1e-3)):
+        graph = dp.classification_eval(mean=(0, 0, 0), std=(1, 1, 1), dtype=dtype)
+        (batch,) = batches_of(shards, graph, batch_size=5)
+        last = [] if dtype == "uint8" else [v2.ToDtype(torch.float32, scale=True)]
+        for i, key in enumerate(batch["key"]):
+            expected = v2.Compose([*resize, *last])(opened(samples[key].components["image.jpg"]))
+            assert (batch["image"][i].float() - expected.float()).abs().max() <= tolerance, (key, dtype)
 
 
 def test_crop_and_flip_are_drawn_from_streams_of_their_own(small_shards: Path) -> None:

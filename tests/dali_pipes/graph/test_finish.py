@@ -1,0 +1,109 @@
+"""Images that are finished on the CPU: by any number of threads, in memory that is used again, or not at all."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from PIL import Image
+
+import dali_pipes as dp
+from dali_pipes.graph.finish import _KEPT
+from tests.lazy import Lazy
+from tests.loaders import batches_of, open_loader
+
+if TYPE_CHECKING:
+    from tests.shards import Sample
+
+torch, fn, types = Lazy("torch"), Lazy("nvidia.dali.fn"), Lazy("nvidia.dali.types")
+
+
+def own_graph(**options: Any) -> Any:
+    """A graph of a user's own."""
+
+    def graph(components: Any, random: Any) -> dict[str, Any]:
+        pixels = fn.decoders.image(components["image.jpg"], device=components.device, output_type=types.RGB)
+        return {"image": dp.image(components, pixels, mirror=random.coin_flip(0.5), **options)}
+
+    return graph
+
+
+@pytest.mark.parametrize(
+    "graph", [dp.classification_train(crop=32), dp.segmentation(crop=45), dp.multi_crop(sizes=(32, 16))]
+)
+def test_pixels_do_not_depend_on_threads(small_shards: Path, graph: Any) -> None:
+    one, three = (
+        list(batches_of(small_shards, graph, batch_size=5, seed=3, decode=dp.Decode(threads=threads)))
+        for threads in (1, 3)
+    )
+    for first, second in zip(one, three, strict=True):
+        assert all(torch.equal(first[name], second[name]) for name in first if name != "key")
+
+
+def test_graph_of_ones_own_gives_torchvisions_pixels(small_shards: Path, small_samples: list[Sample]) -> None:
+    options, v2 = {"mean": (0.5,) * 3, "std": (0.25,) * 3}, Lazy("torchvision.transforms.v2")
+    steps = [
+        v2.PILToTensor(),
+        v2.Resize((32, 24)),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(*options.values()),
+    ]
+    photos = {sample.key: Image.open(BytesIO(sample.components["image.jpg"])) for sample in small_samples}
+    for batch in batches_of(small_shards, own_graph(size=(32, 24), layout="HWC", **options), batch_size=5):
+        assert batch["image"].shape[1:] == (32, 24, 3)
+        for key, image in zip(batch["key"], batch["image"].permute(0, 3, 1, 2), strict=True):
+            expected = v2.Compose(steps)(photos[key])
+            assert min((image - flipped).abs().max() for flipped in (expected, expected.flip(-1))) <= 1e-6
+    with pytest.raises(ValueError, match="crop must be positive"):
+        batches_of(small_shards, own_graph(size=(0, 3)))
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+def test_images_are_normalised_on_the_models_side_to_the_bit(small_shards: Path, layout: Any) -> None:
+    options = {"crop": 40, "layout": layout}  # larger than some photos: what is padded is 0 before the normalisation
+    made = batches_of(small_shards, dp.segmentation(**options))
+    pixels = batches_of(small_shards, dp.segmentation(dtype="uint8", **options))
+    for whole, small in zip(made, pixels, strict=True):
+        found = dp.normalise(small["image"], layout=layout)
+        assert torch.equal(found, whole["image"] if layout == "CHW" else whole["image"].permute(0, 3, 1, 2))
+    assert found.is_contiguous(memory_format=torch.channels_last) == (layout == "HWC")
+
+
+def test_memory_is_used_again_when_no_tensor_is_left(small_shards: Path) -> None:
+    """A batch that is held keeps its pixels, also by a view; dropped ones give their memory to later batches."""
+    graph = dp.classification_train(crop=48)
+    with open_loader(small_shards, graph=graph, batch_size=5, last_batch_policy="DROP") as loader:
+        batches = [batch["image"] for batch in loader.as_dicts()]
+        held, copy = batches[0][2, 1:], batches[0][2, 1:].clone()
+        del batches
+        places = set()
+        for _ in range(5):
+            for batch in loader.as_dicts():
+                places.add(batch["image"].data_ptr())
+        assert torch.equal(held, copy)
+        assert held.untyped_storage().data_ptr() not in places
+        assert len(places) <= 2 * _KEPT
+
+
+def test_shapes_that_differ_are_refused(small_shards: Path) -> None:
+    """The loader's own samples differ in size, and the graph neither resizes nor crops them."""
+    from dali_pipes.graph.pipelines import ImageForm
+
+    def graph(components: Any, random: Any) -> dict[str, Any]:
+        pixels = fn.decoders.image(components["image.jpg"], device=components.device, output_type=types.RGB)
+        return {"image": ImageForm().image(components, pixels)}
+
+    with pytest.raises(ValueError, match="samples of different shapes; crop, resize or pad them alike"):
+        batches_of(small_shards, graph)
+
+
+def test_failure_while_images_are_finished_is_an_error(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the graph's or the machine's fault, and no sample's: all fail."""
+    monkeypatch.setattr("dali_pipes.graph.finish._finish", lambda *_: 1 / 0)
+    with (
+        open_loader(small_shards, graph=dp.classification_train(crop=8), batch_size=5) as loader,
+        pytest.raises(dp.DecodeError, match=r"the graph or the device is at fault: .*ZeroDivisionError"),
+    ):
+        next(loader)
