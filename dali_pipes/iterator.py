@@ -43,7 +43,7 @@ _INSTEAD = {
     "num_workers": "a loader has threads of its own: decode=dali_pipes.Decode(threads=), dali_pipes.Cache(fetchers=)",
     "prefetch_factor": "pass decode=dali_pipes.Decode(queue_depth=)",
     "pin_memory": "leave it out: batches are made on the loader's device",
-    "drop_last": "pass last_batch_policy='DROP'",
+    "drop_last": "pass last_batch_policy='DROP' for True, and nothing for False",
     "transform": "what it does belongs into the graph, the second argument: see dali_pipes.classification_train",
     "collate_fn": "the graph's outputs are batches: see loader.as_dataloader(outputs=) for tuples and other names",
     "shard_id": "leave it out: the loader finds its rank; or pass rank=",

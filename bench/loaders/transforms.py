@@ -23,6 +23,7 @@ from torchvision.transforms.v2 import functional as tensors
 from bench.loaders.encoded import components_of
 from bench.loaders.protocol import BenchBatch, LoaderOptions
 from bench.loaders.recipe import Crop, crop_of
+from dali_pipes.graph.finish import BatchMemory
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -95,6 +96,7 @@ class BatchDecoder:
         std = torch.tensor(IMAGENET_STD, dtype=torch.float64)[:, None, None]
         mean = torch.tensor(IMAGENET_MEAN, dtype=torch.float64)[:, None, None]
         self._scale, self._shift = (1 / (255 * std)).float(), (mean / std).float()
+        self._memory: BatchMemory | None = None
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BenchBatch:
         """Return the batch of ``samples``, in their order."""
@@ -102,7 +104,7 @@ class BatchDecoder:
         if self._options.recipe == "encoded":
             return encoded_batch(found)
         side = self._options.crop
-        images = _new_tensor((len(samples), 3, side, side), torch.float32)
+        images = self._new_images((len(samples), 3, side, side))
         batch: BenchBatch = {"image": images, **_labels_and_keys(found)}
         if self._options.mask is not None:
             batch["mask"] = _new_tensor((len(samples), 1, side, side), torch.uint8)
@@ -112,6 +114,13 @@ class BatchDecoder:
             if mask is not None:
                 self._put_mask(mask, batch["mask"][row])
         return batch
+
+    def _new_images(self, shape: tuple[int, ...]) -> Tensor:
+        """Of threads in memory that is used again, as ours is; a worker hands its shared memory to another process."""
+        if get_worker_info() is not None:
+            return _new_tensor(shape, torch.float32)
+        self._memory = self._memory or BatchMemory()  # not before: the decoder is pickled
+        return self._memory.tensor(shape, np.dtype(np.float32))
 
 
 def encoded_batch(samples: Sequence[tuple[Any, Any, int, str]]) -> BenchBatch:

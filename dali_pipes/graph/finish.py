@@ -56,7 +56,7 @@ class FinishThreads:
     def __init__(self, num_threads: int) -> None:
         self.num_others = num_threads - 1
         self.pool = ThreadPoolExecutor(max(self.num_others, 1), thread_name_prefix="dali-pipes-finish")
-        self.memory = _Memory()
+        self.memory = BatchMemory()
 
     def start(self) -> None:
         """Start the threads. If a thread of DALI's did it, Python would keep an object for that thread for ever."""
@@ -177,13 +177,14 @@ def _finish(
     np.multiply(values, factor, out=place, casting="same_kind")
 
 
-class _Memory:
+class BatchMemory:
     """Memory of batches that is used again when no tensor is left: new pages would have to be zeroed and mapped.
 
     What gives memory back is a method of C, which Ctrl-C cannot end: it may run when a loop drops its last batch.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._lent: dict[int, tuple[object, npt.NDArray[np.uint8]]] = {}
         self._dropped: deque[object] = deque()
         self._free: defaultdict[int, list[npt.NDArray[np.uint8]]] = defaultdict(list)
@@ -192,14 +193,15 @@ class _Memory:
         """A tensor whose values are not set."""
         import torch
 
-        while self._dropped:
-            _, memory = self._lent.pop(id(self._dropped.popleft()))
-            if len(free := self._free[memory.nbytes]) < _KEPT:
-                free.append(memory)
         num_bytes = math.prod(shape) * dtype.itemsize
-        free = self._free[num_bytes]
-        memory = free.pop() if free else torch.empty(num_bytes, dtype=torch.uint8).numpy()
-        view = memory.view(dtype)  # lives as long as a tensor of these bytes
-        reference = weakref.ref(view, self._dropped.append)
-        self._lent[id(reference)] = reference, memory
+        with self._lock:
+            while self._dropped:
+                _, memory = self._lent.pop(id(self._dropped.popleft()))
+                if len(free := self._free[memory.nbytes]) < _KEPT:
+                    free.append(memory)
+            free = self._free[num_bytes]
+            memory = free.pop() if free else torch.empty(num_bytes, dtype=torch.uint8).numpy()
+            view = memory.view(dtype)  # lives as long as a tensor of these bytes
+            reference = weakref.ref(view, self._dropped.append)
+            self._lent[id(reference)] = reference, memory
         return torch.from_numpy(view).view(shape)

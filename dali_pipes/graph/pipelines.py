@@ -58,7 +58,7 @@ class ImageOptions(TypedDict, total=False):
 
 # Arguments of DALI's and torchvision's operators.
 _INSTEAD = {
-    "size": "pass crop= (and resize=, to validate)",
+    "size": "pass crop= (and resize= to classification_eval)",
     "random_area": "pass scale=",
     "random_aspect_ratio": "pass ratio=",
     "mirror": "pass flip=",
@@ -441,7 +441,9 @@ def label_output(components: Components) -> dict[str, Any]:
 
 def check_crop(crop: int | Shape) -> Shape:
     """Check the argument ``crop``, and return rows and columns; one number is the side of a square."""
-    sides = crop if isinstance(crop, tuple | list) and len(crop) == 2 else (crop, crop)
+    sides = crop if isinstance(crop, tuple | list) else (crop, crop)
+    if len(sides) != 2:
+        raise ValueError(f"crop must be one number, or rows and columns, got {crop}")
     rows, columns = (as_integer("crop", side) for side in sides)
     if min(rows, columns) < 1:
         raise ValueError(f"crop must be positive, got {crop}")

@@ -228,7 +228,7 @@ class PlanInputs:
                     raise StateError(
                         f"the state is of version {number} of '{url}', this loader reads version {wanted}; open "
                         f"'{url}@{number}' to go on at the exact next sample, or begin an epoch of version {wanted} "
-                        "without the state"
+                        "without the state (a state of another data set fits no version)"
                     )
             raise StateError(
                 f"the state is of other shards: its manifest is {state.manifest[:12]}..., this loader's "

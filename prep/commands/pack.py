@@ -180,8 +180,8 @@ def pack_coco(directory: Path, url: str, **options: Any) -> None:
     """Pack the photos and boxes of DIRECTORY, laid out as COCO, to URL.
 
     The command reads annotations/instances_*.json, or _annotations.coco.json beside the photos. A sample has the
-    photo and boxes.json, which dali_pipes.detection reads; classes keep COCO's ids. Photos that are missing, or that no
-    file lists, are left out and named.
+    photo and boxes.json, which dali_pipes.detection reads; classes keep COCO's ids. Photos that no file lists are left
+    out and named. A photo that is missing, or has a box that does not lie on it, is broken: see --on-bad.
     """
     from prep.sources.coco import coco
 

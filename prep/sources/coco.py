@@ -15,6 +15,8 @@ BOXES = "boxes.json"
 _PATTERNS = ("annotations/instances_*.json", "annotations/*.json", "*/_annotations.coco.json", "_annotations.coco.json")
 _LISTS = ("images", "annotations", "categories")
 _HEAD_BYTES = 1 << 20
+SLACK = 1.0
+"""Pixels that a box may reach outside its photo, as in `dali_pipes.detection`."""
 
 
 def coco_files(directory: Path) -> dict[str, Path]:
@@ -43,7 +45,8 @@ def coco(directory: Path) -> Source:
     ``annotations/instances_train2017.json`` lists the photos of ``train2017``, which lie in ``train2017``,
     ``images/train2017``, ``images`` or beside the file. A record has the photo and ``boxes.json``, a list of its
     annotations: ``bbox`` (left, top, width, height), ``category_id``, and ``iscrowd`` where it is 1. A photo without
-    annotations has an empty list. With several files, keys begin with the split. Classes keep COCO's ids.
+    annotations has an empty list. A photo that is not there, or has a box that does not lie on it, is a broken record.
+    With several files, keys begin with the split. Classes keep COCO's ids.
 
     Raises:
         DataError: If there is no such file, or one is not as COCO's are; names the entry.
@@ -65,7 +68,8 @@ class _Found:
         self._directory = directory
         self._classes: dict[int, str] = {}
         self._records: list[Record] = []
-        self._skipped: list[str] = []
+        self._broken: list[str] = []
+        self._left_out: list[Path] = []  # and named already
         self._noted: list[str] = []
 
     def add(self, path: Path, split: str, *, prefix: str) -> None:
@@ -83,11 +87,13 @@ class _Found:
         for entry in lists["annotations"]:
             if entry["image_id"] not in boxes:
                 raise DataError(
-                    f"'{path}': annotation {entry.get('id')} is of image {entry['image_id']}, which it lacks"
+                    f"'{path}': annotation {entry.get('id')} is of image {entry['image_id']}, which the file does not "
+                    "list"
                 )
             if entry["category_id"] not in self._classes:
                 raise DataError(
-                    f"'{path}': annotation {entry.get('id')} is of category {entry['category_id']}, likewise"
+                    f"'{path}': annotation {entry.get('id')} is of category {entry['category_id']}, which the file "
+                    "does not list"
                 )
             if len(entry["bbox"]) != 4:
                 raise DataError(
@@ -101,9 +107,16 @@ class _Found:
         root = self._root_of(path, split, names)
         for entry, name in zip(lists["images"], names, strict=True):
             if not (photo := root / name).is_file():
-                self._skipped.append(f"{name}: '{path.name}' lists it, and it is not in '{root}'")
+                self._broken.append(f"{name}: '{path.name}' lists it, and it is not in '{root}'")
                 continue
             key = Path(name).with_suffix("").as_posix().replace(".", "-")
+            if wrong := next((box["bbox"] for box in boxes[entry["id"]] if not _is_on_photo(box["bbox"], entry)), None):
+                self._broken.append(
+                    f"{prefix}{key}: the box {wrong} is not on the photo of {entry.get('width')} x "
+                    f"{entry.get('height')} pixels; COCO's boxes are left, top, width and height"
+                )
+                self._left_out.append(photo)
+                continue
             component = photo_component(photo.suffix[1:])
             content = json.dumps(boxes[entry["id"]]).encode()
             self._records.append(
@@ -122,14 +135,26 @@ class _Found:
         raise DataError(f"'{path}' lists photos such as {shown(names[:1])}, which are in none of {looked}")
 
     def finished(self) -> Source:
-        self._skipped += unpacked_photos(self._directory, self._records, why="no file of COCO lists it")
+        tried = [Record(key="", components={"": photo}, label=None) for photo in self._left_out]
+        skipped = unpacked_photos(self._directory, [*self._records, *tried], why="no file of COCO lists it")
         return Source(
             name=f"COCO '{self._directory}'",
             records=self._records,
             classes=dict(sorted(self._classes.items())),
-            skipped=self._skipped,
+            skipped=list(skipped),
+            broken=self._broken,
             noted=self._noted,
         )
+
+
+def _is_on_photo(box: list[Any], image: Mapping[str, Any]) -> bool:
+    """Whether a box is as loaders take it; the file gives the photo's size."""
+    try:
+        (left, top, width, height), sides = map(float, box), [float(image[name]) for name in ("width", "height")]
+    except (KeyError, TypeError, ValueError):
+        return True  # no size, or no numbers: the loader says so
+    ends = left + width - sides[0], top + height - sides[1]
+    return min(width, height) >= 0 and min(left, top) >= -SLACK and max(ends) <= SLACK
 
 
 def _read(path: Path) -> Mapping[str, list[dict[str, Any]]]:

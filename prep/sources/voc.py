@@ -98,7 +98,7 @@ def voc(directory: Path) -> Source:
             left_out += [photos[name] for name in unlisted]
         for part, names in lists.items() or [(split, sorted(photos))]:
             prefix = f"{part}/" if len(lists) > 1 or len(folders) > 1 else ""
-            source.skipped.extend(f"{name}: ImageSets/Main/{part}.txt lists it" for name in names if name not in photos)
+            source.broken.extend(f"{name}: {part}.txt lists it, no photo" for name in names if name not in photos)
             for name in (name for name in names if name in photos):
                 key = f"{prefix}{name.replace('.', '-')}"
                 try:

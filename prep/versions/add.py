@@ -157,9 +157,10 @@ def add(
             packed = None
             if same_photos == "fail":
                 raise DataError(f"{_said(same, shards)}; leave them out with --same-photos skip")
+            _log.warning("%s; they are left out", _said(same, shards))
             new = leave_out(new, same.keys())
         report = replace(report, packed=packed, num_same_photos=num_same)
-    if is_again and report.packed is not None:
+    if is_again and report.packed is not None and not dry_run:  # a dry run compares no photos
         _log.warning(
             "%d samples that an earlier run added were removed since; they come back", report.packed.num_samples
         )

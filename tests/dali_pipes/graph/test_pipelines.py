@@ -118,7 +118,7 @@ def test_crop_and_flip_are_drawn_from_streams_of_their_own(small_shards: Path) -
         (lambda: dp.classification_eval(resize=0), "got crop=224 with resize=0"),
         (lambda: dp.classification_eval(crop=512), "got crop=512 with resize=256"),
         (lambda: dp.segmentation(crop=(16, 0)), r"crop must be positive, got \(16, 0\)"),
-        (lambda: dp.segmentation(crop=(16, 24, 3)), "crop must be an integer, got"),
+        (lambda: dp.segmentation(crop=(16, 24, 3)), "crop must be one number, or rows and columns, got"),
         (lambda: dp.segmentation(mean=(123, 117, 104)), "mean must be of pixels in 0..1, such as .* divide"),
         (lambda: dp.segmentation(mean=0.5), "mean must have three numbers, of red, green and blue, got 0.5"),
         (lambda: dp.segmentation(std=(0.2, 0, 0.2)), r"std must be of pixels in 0..1, such as"),

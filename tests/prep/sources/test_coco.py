@@ -82,7 +82,21 @@ def test_photos_beside_the_file_and_what_is_left_out(tmp_path: Path) -> None:
     source = coco(tmp_path)
     assert [record.key for record in source.records] == ["000", "001", "002"]
     assert json.loads(source.records[1].components[BOXES]) == [{"bbox": [0, 2, 10, 6], "category_id": 1}]  # type: ignore[arg-type]
-    assert [line.partition(":")[0] for line in source.skipped] == ["003.jpg", "train/x.jpg"]
+    assert [line.partition(":")[0] for line in (*source.broken, *source.skipped)] == ["003.jpg", "train/x.jpg"]
+
+
+def test_boxes_that_do_not_lie_on_their_photo_make_it_broken(tmp_path: Path) -> None:
+    """For instance if ``bbox`` holds the right and the bottom edge: loaders would refuse it, or train on it."""
+    write_split(tmp_path, "train", range(4))
+    path = tmp_path / "annotations" / "instances_train.json"
+    document = json.loads(path.read_text())
+    for number, box in ((0, [1, 1, -5, 5]), (1, [50, 20, 59, 30])):
+        document["annotations"][number]["bbox"] = box
+    path.write_text(json.dumps(document))
+    source = coco(tmp_path)
+    assert [line.partition(":")[0] for line in source.broken] == ["001", "002"]
+    assert "001: the box [1, 1, -5, 5] is not on the photo of 60 x 40 pixels; COCO's boxes are left" in source.broken[0]
+    assert (len(source.records), source.skipped) == (2, [])
 
 
 def change(name: str, number: int, **fields: Any) -> Callable[[dict[str, Any]], None]:
@@ -94,11 +108,11 @@ def change(name: str, number: int, **fields: Any) -> Callable[[dict[str, Any]], 
     [
         (change("images", 0, file_name=3), "entry 0 of 'images' has no 'file_name' as COCO's have, got {'id': 0"),
         (change("images", 0, file_name="../a.jpg"), "lists the photo '../a.jpg'; expected a path below"),
-        (change("annotations", 0, image_id=77), "annotation 100 is of image 77, which it lacks"),
-        (change("annotations", 0, category_id=7), "annotation 100 is of category 7, likewise"),
+        (change("annotations", 0, image_id=77), "annotation 100 is of image 77, which the file does not list"),
+        (change("annotations", 0, category_id=7), "annotation 100 is of category 7, which the file does not list"),
         (change("annotations", 0, bbox=[1, 2, 3]), r"annotation 100 has the bbox \[1, 2, 3\], not four numbers"),
         (change("images", 0, id=1), "two images have the same id"),
-        (lambda document: document["images"].clear(), "annotation 100 is of image 1, which it lacks"),
+        (lambda document: document["images"].clear(), "annotation 100 is of image 1, which the file does not list"),
         (
             lambda document: [one.update(file_name="n.jpg") for one in document["images"]],
             "such as 'n.jpg', which are in",

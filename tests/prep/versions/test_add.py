@@ -129,7 +129,8 @@ def test_photos_that_the_data_set_has_under_other_keys(
     assert "(1 photo there under other keys; 1 new class: 'bee' (3)) -> " in said
     assert set(local.keys()) >= {"bee/removed", "owl/like"}
     assert "bee/old" not in set(local.keys())
-    assert not caplog.text
+    assert "1 of 1 added photos are there already, under other keys: 'bee/000' is 'cat/000' of " in caplog.text
+    assert caplog.text.count("they are left out") == 2
     monkeypatch.setattr("prep.versions.add.MAX_READ_BYTES", 0)
     first = class_folders(tmp_path / "first", {"bee": 1})
     (first / "bee" / "000.jpg").rename(first / "bee" / "old.jpg")
