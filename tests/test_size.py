@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_630, 248
+SUM_LINES, SUM_MODULES = 57_670, 248
 
 
 def sizes() -> dict[str, tuple[int, int]]:

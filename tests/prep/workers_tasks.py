@@ -40,8 +40,8 @@ def count_setup(directory: Path) -> None:
 def touch_and_wait(task: str, report: Report) -> None:
     """Write a file, wait, and delete the file when the task ends."""
     path = Path(task)
-    path.write_text(str(os.getpid()))
-    try:
+    try:  # who sees the file may stop the task
+        path.write_text(str(os.getpid()))
         time.sleep(600)
     finally:
         path.unlink()
