@@ -159,7 +159,7 @@ CASES = [
     (TypeError, lambda name: dp.Cache(**{name: 1}), {"dir": "did you mean 'directory'?", "x": "it takes directory, "}),
     (TypeError, dp.Loader, {"set": "a Loader is made by the function dali_pipes.loader(shards, graph, batch_size="}),
     (TypeError, lambda crop: dp.segmentation(crop=json.loads(crop)), {
-        '"16"': "crop must be an integer, got '16'", '[16, 16, "3"]': "crop must be an integer, got [16, 16, '3']"}),
+        '"16"': "crop must be an integer, got '16'", '[16, 16, "3"]': "crop must be one number, or rows and"}),
     (TypeError, lambda crop: dp.classification_train(crop=float(crop)), {"16": "crop must be an integer, got 16.0"}),
     (TypeError, lambda side: dp.classification_eval(resize=(side,)), {"9": "resize must be an integer, got ('9',)"}),
     (TypeError, lambda given: dp.Mixture({"a": "x"}, **json.loads(given)), {

@@ -15,7 +15,7 @@ MOST = {
     "dali_pipes/data_set": (2_230, 7),
     "dali_pipes/fetch": (1_130, 4),
     "dali_pipes/formats": (3_300, 12),
-    "dali_pipes/graph": (3_050, 10),
+    "dali_pipes/graph": (3_060, 10),
     "dali_pipes/graph/recipes": (630, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
@@ -37,7 +37,7 @@ MOST = {
     "prep/shuffle": (2_290, 7),
     "prep/sources": (2_070, 10),
     "prep/tar": (450, 2),
-    "prep/versions": (1_180, 6),
+    "prep/versions": (1_190, 6),
     "prep/workers": (610, 3),
     "bench": (350, 3),
     "bench/commands": (500, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_670, 248
+SUM_LINES, SUM_MODULES = 57_690, 248
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 42_440, 500
+TESTS_LINES, FILE_LINES = 42_460, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

@@ -148,7 +148,7 @@ class DecodePipeline:
                 device="cpu" if self.device_id is None else "mixed",
             )
             outputs = self._graph(components, Random(components))
-            nodes = output_nodes(outputs, components, self._finish_threads)
+            nodes = output_nodes(outputs, components, None if self._only_decoders else self._finish_threads)
             decoders = decoders_behind(nodes)
             shard = self._example.rows.of_whole_shards()  # its index is at hand
             set_up_engines(

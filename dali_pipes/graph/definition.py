@@ -100,10 +100,10 @@ def label_advice(given: Sequence[str]) -> str:
     )
 
 
-def output_nodes(outputs: object, components: Components, threads: FinishThreads) -> list[Any]:
+def output_nodes(outputs: object, components: Components, threads: FinishThreads | None) -> list[Any]:
     """Check a graph's outputs, note those that are not tensors, and return the others, as nodes or constants.
 
-    Images that are finished on the CPU become nodes, which work in ``threads``.
+    Images that are finished on the CPU become nodes, which work in ``threads``; with ``None`` they stay decoded pixels.
     """
     inputs = components.inputs
     if not isinstance(outputs, Mapping) or not outputs:
@@ -121,11 +121,14 @@ def output_nodes(outputs: object, components: Components, threads: FinishThreads
         )
     inputs.packed = packed[0] if packed else None
     finished = {name: output for name, output in outputs.items() if isinstance(output, FinishedOutput)}
-    inputs.finishers = {name: Finisher(output, threads) for name, output in finished.items()}
-    if finished:
+    if threads is None:
+        outputs = {**outputs, **{name: output.pixels for name, output in finished.items()}}
+        finished = {}
+    elif finished:
         threads.start()
+        inputs.finishers = {name: Finisher(output, threads) for name, output in finished.items()}
     nodes = [
-        inputs.finishers[name].node()
+        inputs.finishers[name].node
         if name in finished
         else output.node
         if isinstance(output, PackedOutput)

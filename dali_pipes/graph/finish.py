@@ -11,8 +11,8 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,10 +60,12 @@ class FinishThreads:
 
     def start(self) -> None:
         """Start the threads. If a thread of DALI's did it, Python would keep an object for that thread for ever."""
-        all_run = threading.Barrier(self.num_others + 1)
-        for _ in range(self.num_others):
-            self.pool.submit(all_run.wait)
-        all_run.wait()
+        started = threading.Event()
+        try:
+            for _ in range(self.num_others):
+                self.pool.submit(started.wait)  # a thread that is free would take the next task, too
+        finally:
+            started.set()
 
     def close(self) -> None:
         self.pool.shutdown()
@@ -73,16 +75,16 @@ class Finisher:
     """Finishes the batches of one output, in its pipeline's threads and the one of DALI's that calls it."""
 
     def __init__(self, output: FinishedOutput, threads: FinishThreads) -> None:
-        self._output, self._threads = output, threads
+        self._threads = threads
         self._numbers = itertools.count()
         self._made: dict[int, Tensor | ValueError] = {}
         given = {"size": output.size, "position": output.position, "mirror": output.mirror}
-        self._inputs = {name: node for name, node in given.items() if isinstance(node, DataNode)}
-
-    def node(self) -> Any:
-        """The node that makes DALI finish each batch; it gives a batch's number, for each sample."""
-        nodes = (self._output.pixels, *self._inputs.values())
-        return fn.python_function(*nodes, function=self._finish, batch_processing=True)
+        nodes = {name: node for name, node in given.items() if isinstance(node, DataNode)}
+        # The nodes are not kept: with them the pipeline would be a cycle, and end with the garbage only.
+        left: dict[str, Any] = dict.fromkeys(nodes, ())
+        self._output, self._inputs = replace(output, pixels=None, **left), tuple(nodes)
+        self.node = fn.python_function(output.pixels, *nodes.values(), function=self._finish, batch_processing=True)
+        """Makes DALI finish each batch, and gives a batch's number, for each sample."""
 
     def take(self, numbers: Any) -> "Tensor":
         """Return the images of the batch with these numbers; earlier ones that are there were given up.
@@ -120,16 +122,21 @@ class Finisher:
         shape = (count, 3, rows, columns) if output.is_chw else (count, rows, columns, 3)
         tensor = threads.memory.tensor(shape, np.dtype(output.dtype))
         images = tensor.numpy() if output.is_chw else tensor.numpy().transpose(0, 3, 1, 2)
-        positions, mirrors = inputs.get("position"), inputs.get("mirror")
+        positions, mirrors = inputs.get("position"), inputs.get("mirror") or [output.mirror] * count
         waiting = iter(range(count))  # each number is taken by one thread
 
         def finish_some() -> None:
             for at in waiting:
-                position, mirror = positions and positions[at], mirrors and mirrors[at]
-                _finish(output, images[at], pixels[at], sizes[at], position, mirror)
+                position = None if positions is None else positions[at]
+                _finish(output, images[at], pixels[at], sizes[at], position, mirrors[at])
 
         work = [threads.pool.submit(finish_some) for _ in range(min(threads.num_others, count - 1))]
-        finish_some()
+        try:
+            finish_some()
+        finally:
+            for _ in waiting:  # after an error nobody goes on: the pixels are DALI's, and there until this ends
+                pass
+            wait(work)
         for one in work:
             one.result()
         return tensor
@@ -199,6 +206,8 @@ class BatchMemory:
                 _, memory = self._lent.pop(id(self._dropped.popleft()))
                 if len(free := self._free[memory.nbytes]) < _KEPT:
                     free.append(memory)
+            if not self._free[num_bytes] and sum(map(len, self._free.values())) >= 2 * _KEPT:
+                self._free.clear()  # of other shapes
             free = self._free[num_bytes]
             memory = free.pop() if free else torch.empty(num_bytes, dtype=torch.uint8).numpy()
             view = memory.view(dtype)  # lives as long as a tensor of these bytes

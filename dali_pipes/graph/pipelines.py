@@ -443,7 +443,7 @@ def check_crop(crop: int | Shape) -> Shape:
     """Check the argument ``crop``, and return rows and columns; one number is the side of a square."""
     sides = crop if isinstance(crop, tuple | list) else (crop, crop)
     if len(sides) != 2:
-        raise ValueError(f"crop must be one number, or rows and columns, got {crop}")
+        raise TypeError(f"crop must be one number, or rows and columns, got {crop}")
     rows, columns = (as_integer("crop", side) for side in sides)
     if min(rows, columns) < 1:
         raise ValueError(f"crop must be positive, got {crop}")

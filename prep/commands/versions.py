@@ -59,7 +59,8 @@ _SHOWN = 20
     default="add",
     show_default=True,
     help="What happens to photos that the data set, or another one in its folder, has under another key: the same "
-    "bytes, after recoding. add: add them, with a warning. skip: leave them out. fail: add nothing.",
+    "bytes, after recoding; of a sample with several photos, one of "
+    "them. add: add them, with a warning. skip: leave them out. fail: add nothing.",
 )
 @click.option(
     "--compare-keys/--no-compare-keys",

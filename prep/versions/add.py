@@ -136,7 +136,10 @@ def add(
             packing["max_bad"] = replace(max_bad, count=int(max_bad.share * total))
         num_same = 0
         while new.records:
-            part = _free_part(old, token if new is source else _token_of(new, packing))
+            digest = token if new is source else _token_of(new, packing)
+            if same_photos != "add":  # of these shards some are deleted again: no other command must use them
+                digest = hashlib.sha256(f"{digest} {same_photos} {shares_keys}".encode()).hexdigest()[:TOKEN_DIGITS]
+            part = _free_part(old, digest)
             job = PackJob(
                 store=old.store,
                 prefix=f"{old.prefix}{part}",

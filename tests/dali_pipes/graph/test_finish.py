@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 torch, fn, types = Lazy("torch"), Lazy("nvidia.dali.fn"), Lazy("nvidia.dali.types")
 
 
-def own_graph(**options: Any) -> Any:
+def own_graph(mirror: Any = None, **options: Any) -> Any:
     """A graph of a user's own."""
 
     def graph(components: Any, random: Any) -> dict[str, Any]:
         pixels = fn.decoders.image(components["image.jpg"], device=components.device, output_type=types.RGB)
-        return {"image": dp.image(components, pixels, mirror=random.coin_flip(0.5), **options)}
+        return {
+            "image": dp.image(components, pixels, mirror=random.coin_flip(0.5) if mirror is None else mirror, **options)
+        }
 
     return graph
 
@@ -69,6 +71,11 @@ def test_images_are_normalised_on_the_models_side_to_the_bit(small_shards: Path,
         found = dp.normalise(small["image"], layout=layout)
         assert torch.equal(found, whole["image"] if layout == "CHW" else whole["image"].permute(0, 3, 1, 2))
     assert found.is_contiguous(memory_format=torch.channels_last) == (layout == "HWC")
+
+
+def test_constant_mirror_flips_all(small_shards: Path) -> None:
+    kept, flipped = (batches_of(small_shards, own_graph(mirror, size=(9, 8)))[0]["image"] for mirror in (0, 1))
+    assert torch.equal(kept.flip(-1), flipped)
 
 
 def test_memory_is_used_again_when_no_tensor_is_left(small_shards: Path) -> None:
