@@ -128,11 +128,7 @@ def output_nodes(outputs: object, components: Components, threads: FinishThreads
         threads.start()
         inputs.finishers = {name: Finisher(output, threads) for name, output in finished.items()}
     nodes = [
-        inputs.finishers[name].node
-        if name in finished
-        else output.node
-        if isinstance(output, PackedOutput)
-        else output
+        inputs.finishers[name].node if name in finished else output.node if isinstance(output, PackedOutput) else output
         for name, output in outputs.items()
         if name not in inputs.lists
     ]
