@@ -15,19 +15,19 @@ MOST = {
     "dali_pipes/data_set": (2_230, 7),
     "dali_pipes/fetch": (1_130, 4),
     "dali_pipes/formats": (3_300, 12),
-    "dali_pipes/graph": (3_060, 10),
+    "dali_pipes/graph": (3_040, 10),
     "dali_pipes/graph/recipes": (630, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
     "dali_pipes/order": (1_950, 7),
     "dali_pipes/processes": (500, 2),
-    "dali_pipes/reader": (1_590, 7),
+    "dali_pipes/reader": (1_610, 8),
     "dali_pipes/store": (2_230, 9),
     "dali_pipes/store/cloud": (1_070, 4),
     "dali_pipes/store/cluster": (2_260, 11),
     "dali_pipes/store/http": (1_770, 5),
     "prep": (710, 6),
-    "prep/commands": (2_600, 12),
+    "prep/commands": (2_610, 12),
     "prep/embedded": (1_660, 8),
     "prep/etl": (670, 3),
     "prep/inspect": (1_950, 8),
@@ -37,7 +37,7 @@ MOST = {
     "prep/shuffle": (2_290, 7),
     "prep/sources": (2_070, 10),
     "prep/tar": (450, 2),
-    "prep/versions": (1_190, 6),
+    "prep/versions": (1_200, 6),
     "prep/workers": (610, 3),
     "bench": (350, 3),
     "bench/commands": (500, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (950, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_690, 248
+SUM_LINES, SUM_MODULES = 57_710, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 42_460, 500
+TESTS_LINES, FILE_LINES = 42_620, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

@@ -23,7 +23,7 @@ from torchvision.transforms.v2 import functional as tensors
 from bench.loaders.encoded import components_of
 from bench.loaders.protocol import BenchBatch, LoaderOptions
 from bench.loaders.recipe import Crop, crop_of
-from dali_pipes.graph.finish import BatchMemory
+from dali_pipes.reader.buffers import Buffers
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -96,7 +96,7 @@ class BatchDecoder:
         std = torch.tensor(IMAGENET_STD, dtype=torch.float64)[:, None, None]
         mean = torch.tensor(IMAGENET_MEAN, dtype=torch.float64)[:, None, None]
         self._scale, self._shift = (1 / (255 * std)).float(), (mean / std).float()
-        self._memory: BatchMemory | None = None
+        self._buffers: Buffers | None = None
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BenchBatch:
         """Return the batch of ``samples``, in their order."""
@@ -116,11 +116,12 @@ class BatchDecoder:
         return batch
 
     def _new_images(self, shape: tuple[int, ...]) -> Tensor:
-        """Of threads in memory that is used again, as ours is; a worker hands its shared memory to another process."""
+        """Return uninitialised images; those of a thread lie in memory that is used again, as our loader's do."""
         if get_worker_info() is not None:
             return _new_tensor(shape, torch.float32)
-        self._memory = self._memory or BatchMemory()  # not before: the decoder is pickled
-        return self._memory.tensor(shape, np.dtype(np.float32))
+        self._buffers = self._buffers or Buffers()  # not before: the decoder is pickled
+        num_bytes = math.prod(shape) * 4
+        return torch.from_numpy(self._buffers.take(num_bytes)[:num_bytes].view(np.float32)).view(shape)
 
 
 def encoded_batch(samples: Sequence[tuple[Any, Any, int, str]]) -> BenchBatch:

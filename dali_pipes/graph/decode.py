@@ -47,8 +47,8 @@ class BatchInputs(NamedTuple):
 
     batch: Batch
     encoded: Mapping[str, Any]
-    """For each component that the graph reads a `dali_pipes.reader.buffers.EncodedBatch`, a TensorList, or a list of
-    uint8 arrays [bytes], one for each sample."""
+    """For each component that the graph reads a `dali_pipes.reader.encoded_batch.EncodedBatch`, a TensorList, or a list
+    of uint8 arrays [bytes], one for each sample."""
     arrays: Mapping[str, npt.NDArray[Any] | list[npt.NDArray[Any]]] = MappingProxyType({})
     """For each other input of the graph, by its name, an array [B, ...], or a list of arrays of different shapes."""
     lists: Mapping[str, list[Any]] = MappingProxyType({})

@@ -8,8 +8,6 @@ it as an operator, after its decoders; it does not copy what the operator has ma
 import itertools
 import math
 import threading
-import weakref
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -21,12 +19,10 @@ from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 
 from dali_pipes.arrays import Float32s
+from dali_pipes.reader.buffers import Buffers
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-# Batches of memory that no tensor uses and that are kept for the next ones; a loop that holds batches needs more, once.
-_KEPT = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,19 +47,18 @@ class FinishedOutput:
 
 
 class FinishThreads:
-    """The threads, besides DALI's own one, and the memory of a pipeline's finishers."""
+    """The threads of a pipeline's finishers. A thread of DALI's, which calls them, works with these."""
 
     def __init__(self, num_threads: int) -> None:
         self.num_others = num_threads - 1
         self.pool = ThreadPoolExecutor(max(self.num_others, 1), thread_name_prefix="dali-pipes-finish")
-        self.memory = BatchMemory()
 
     def start(self) -> None:
-        """Start the threads. If a thread of DALI's did it, Python would keep an object for that thread for ever."""
+        """Start the threads here: for a thread of DALI's that starts one, Python keeps an object for ever."""
         started = threading.Event()
         try:
             for _ in range(self.num_others):
-                self.pool.submit(started.wait)  # a thread that is free would take the next task, too
+                self.pool.submit(started.wait)  # each task keeps its thread, so that the next one starts another
         finally:
             started.set()
 
@@ -71,32 +66,37 @@ class FinishThreads:
         self.pool.shutdown()
 
 
+class ImageError(ValueError):
+    """A graph's pixels cannot become images, whatever the samples are."""
+
+
 class Finisher:
-    """Finishes the batches of one output, in its pipeline's threads and the one of DALI's that calls it."""
+    """Finishes the batches of one output."""
 
     def __init__(self, output: FinishedOutput, threads: FinishThreads) -> None:
-        self._threads = threads
+        self._threads, self._buffers = threads, Buffers()
         self._numbers = itertools.count()
-        self._made: dict[int, Tensor | ValueError] = {}
+        self._made: dict[int, Tensor | ImageError] = {}
         given = {"size": output.size, "position": output.position, "mirror": output.mirror}
         nodes = {name: node for name, node in given.items() if isinstance(node, DataNode)}
         # The nodes are not kept: with them the pipeline would be a cycle, and end with the garbage only.
         left: dict[str, Any] = dict.fromkeys(nodes, ())
         self._output, self._inputs = replace(output, pixels=None, **left), tuple(nodes)
-        self.node = fn.python_function(output.pixels, *nodes.values(), function=self._finish, batch_processing=True)
-        """Makes DALI finish each batch, and gives a batch's number, for each sample."""
+        arguments = {"function": self._finish_batch, "batch_processing": True}
+        self.node = fn.python_function(output.pixels, *nodes.values(), **arguments)
+        """Makes DALI finish each batch; its value is the number of the batch, for each sample."""
 
     def take(self, numbers: Any) -> "Tensor":
-        """Return the images of the batch with these numbers; earlier ones that are there were given up.
+        """Return the images of the batch with this number, and drop those of earlier batches: nobody will take them.
 
         Raises:
-            ValueError: If they are not all of one shape.
+            ImageError: If the pixels are not uint8 [H, W, 3], or the images are not all of one shape.
         """
         number = int(np.asarray(numbers[0]))
         for earlier in [one for one in self._made if one < number]:
             del self._made[earlier]
         made = self._made.pop(number)
-        if isinstance(made, ValueError):
+        if isinstance(made, ImageError):
             raise made
         return made
 
@@ -104,23 +104,29 @@ class Finisher:
         """Drop what was made: no batch is in flight."""
         self._made.clear()
 
-    def _finish(self, pixels: Sequence[Any], *inputs: Sequence[Any]) -> list[npt.NDArray[np.int64]]:
+    def _finish_batch(self, pixels: Sequence[Any], *inputs: Sequence[Any]) -> list[npt.NDArray[np.int64]]:
         number = next(self._numbers)
         try:
-            self._made[number] = self._batch(pixels, dict(zip(self._inputs, inputs, strict=True)))
-        except ValueError as exc:
+            self._made[number] = self._images(pixels, dict(zip(self._inputs, inputs, strict=True)))
+        except ImageError as exc:
             self._made[number] = exc
         return [np.array(number)] * len(pixels)
 
-    def _batch(self, pixels: Sequence[Any], inputs: dict[str, Sequence[Any]]) -> "Tensor":
+    def _images(self, pixels: Sequence[Any], inputs: dict[str, Sequence[Any]]) -> "Tensor":
+        import torch
+
         output, threads, count = self._output, self._threads, len(pixels)
+        odd = [one for one in pixels if one.dtype != np.uint8 or one.shape[2:] != (3,)]
+        if odd:
+            raise ImageError(f"an image is made of uint8 pixels [H, W, 3], got {odd[0].dtype} {list(odd[0].shape)}")
         sizes = inputs.get("size") or [output.size or one.shape[:2] for one in pixels]
         shapes = {output.crop or tuple(np.asarray(size, np.int64).tolist()) for size in sizes}
         if len(shapes) > 1:
-            raise ValueError("an image of the graph has samples of different shapes; crop, resize or pad them alike")
+            raise ImageError("an image of the graph has samples of different shapes; crop, resize or pad them alike")
         rows, columns = shapes.pop()
         shape = (count, 3, rows, columns) if output.is_chw else (count, rows, columns, 3)
-        tensor = threads.memory.tensor(shape, np.dtype(output.dtype))
+        num_bytes = math.prod(shape) * np.dtype(output.dtype).itemsize
+        tensor = torch.from_numpy(self._buffers.take(num_bytes)[:num_bytes].view(output.dtype)).view(shape)
         images = tensor.numpy() if output.is_chw else tensor.numpy().transpose(0, 3, 1, 2)
         positions, mirrors = inputs.get("position"), inputs.get("mirror") or [output.mirror] * count
         waiting = iter(range(count))  # each number is taken by one thread
@@ -128,13 +134,14 @@ class Finisher:
         def finish_some() -> None:
             for at in waiting:
                 position = None if positions is None else positions[at]
-                _finish(output, images[at], pixels[at], sizes[at], position, mirrors[at])
+                _write_image(output, images[at], pixels[at], sizes[at], position, mirrors[at])
 
         work = [threads.pool.submit(finish_some) for _ in range(min(threads.num_others, count - 1))]
         try:
             finish_some()
         finally:
-            for _ in waiting:  # after an error nobody goes on: the pixels are DALI's, and there until this ends
+            # After an error, too: DALI frees the pixels when this ends, and no thread may read them then.
+            for _ in waiting:
                 pass
             wait(work)
         for one in work:
@@ -142,7 +149,7 @@ class Finisher:
         return tensor
 
 
-def _finish(
+def _write_image(
     output: FinishedOutput,
     image: npt.NDArray[Any],
     pixels: npt.NDArray[np.uint8],
@@ -182,35 +189,3 @@ def _finish(
     values = place if place.dtype == np.float32 else np.empty(place.shape, np.float32)
     np.subtract(photo, mean, out=values)
     np.multiply(values, factor, out=place, casting="same_kind")
-
-
-class BatchMemory:
-    """Memory of batches that is used again when no tensor is left: new pages would have to be zeroed and mapped.
-
-    What gives memory back is a method of C, which Ctrl-C cannot end: it may run when a loop drops its last batch.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lent: dict[int, tuple[object, npt.NDArray[np.uint8]]] = {}
-        self._dropped: deque[object] = deque()
-        self._free: defaultdict[int, list[npt.NDArray[np.uint8]]] = defaultdict(list)
-
-    def tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> "Tensor":
-        """A tensor whose values are not set."""
-        import torch
-
-        num_bytes = math.prod(shape) * dtype.itemsize
-        with self._lock:
-            while self._dropped:
-                _, memory = self._lent.pop(id(self._dropped.popleft()))
-                if len(free := self._free[memory.nbytes]) < _KEPT:
-                    free.append(memory)
-            if not self._free[num_bytes] and sum(map(len, self._free.values())) >= 2 * _KEPT:
-                self._free.clear()  # of other shapes
-            free = self._free[num_bytes]
-            memory = free.pop() if free else torch.empty(num_bytes, dtype=torch.uint8).numpy()
-            view = memory.view(dtype)  # lives as long as a tensor of these bytes
-            reference = weakref.ref(view, self._dropped.append)
-            self._lent[id(reference)] = reference, memory
-        return torch.from_numpy(view).view(shape)

@@ -40,7 +40,7 @@ from dali_pipes.formats.photo_header import (
 from dali_pipes.graph.inputs import DecodedPhotos
 from dali_pipes.graph.parse import Problems
 from dali_pipes.reader.batch import Batch, Places
-from dali_pipes.reader.buffers import EncodedBatch
+from dali_pipes.reader.encoded_batch import EncodedBatch
 
 # A file of fewer bytes has no pixels; this many are taken without asking whether they are there.
 _MIN_BYTES = 48

@@ -84,14 +84,7 @@ class ImageForm:
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, Dtype)
         check_choice("layout", self.layout, Layout)
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if np.ndim(values) != 1 or len(values) not in (1, 3):
-                raise ValueError(f"{name} must have three numbers, of red, green and blue, got {values!r}")
-            if not all(0 <= as_number(name, value) <= 1 for value in values) or (name == "std" and 0 in values):
-                raise ValueError(
-                    f"{name} must be of pixels in 0..1, such as {IMAGENET_MEAN if name == 'mean' else IMAGENET_STD}, "
-                    f"got {values!r}; divide what is of pixels in 0..255 by 255"
-                )
+        _check_normalisation(self.mean, self.std)
 
     def factors(self) -> tuple[Float32s, Float32s]:
         """What is subtracted from pixels in 0..255, and the factors of the rest: float32 [3] each, or [1]."""
@@ -129,7 +122,7 @@ class ImageForm:
         )
 
     def normalised(self, pixels: Any, *, crop: Shape | None = None, position: Any = None, mirror: Any = 0) -> Any:
-        """Do the same by DALI's operator, for pixels of any number of channels."""
+        """Cut, flip and normalise by DALI's operator, for pixels of any number of channels."""
         means, stds = np.asarray(self.mean, np.float64) * 255, np.asarray(self.std, np.float64) * 255
         if self.dtype == "uint8":
             means, stds = np.zeros_like(means), np.ones_like(stds)
@@ -147,6 +140,17 @@ class ImageForm:
             dtype=_DALI_DTYPES[self.dtype],
             output_layout=self.layout,
         )
+
+
+def _check_normalisation(mean: Sequence[float], std: Sequence[float]) -> None:
+    for name, values in (("mean", mean), ("std", std)):
+        if not isinstance(values, Sequence | np.ndarray) or len(values) not in (1, 3):
+            raise ValueError(f"{name} must have three numbers, of red, green and blue, got {values!r}")
+        if not all(0 <= as_number(name, value) <= 1 for value in values) or (name == "std" and 0 in values):
+            raise ValueError(
+                f"{name} must be of pixels in 0..1, such as {IMAGENET_MEAN if name == 'mean' else IMAGENET_STD}, "
+                f"got {values!r}; divide what is of pixels in 0..255 by 255"
+            )
 
 
 class PhotoInput:
@@ -387,8 +391,8 @@ def image(
 ) -> Any:
     """Resize decoded pixels to ``size``, flip and normalise them: an output of a graph, not an input of operators.
 
-    On a GPU DALI's operators do it. On the CPU each photo passes through all steps by itself, which takes less than
-    DALI's operators; there the resize is torchvision's.
+    On a GPU DALI's operators do it. On the CPU it is done photo by photo, in less time than DALI's operators take, and
+    the resize gives torchvision's pixels.
 
     Args:
         components: The graph's first argument.
@@ -414,9 +418,10 @@ def normalise(
     std: Sequence[float] = IMAGENET_STD,
     layout: Layout = "CHW",
 ) -> "Tensor":
-    """Normalise images of a graph with ``dtype="uint8"`` on the model's side: a quarter of the bytes is made and moved.
+    """Normalise uint8 images of a graph on the model's side: the loader then makes and moves a quarter of the bytes.
 
-    On the CPU the result is to the bit what the graph gives with ``dtype="float32"``; it may be compiled.
+    The result equals, bit for bit, the images that the graph makes on the CPU with ``dtype="float32"``. A compiled
+    model may call the function.
 
     Args:
         images: uint8 [B, 3, H, W], or with ``layout="HWC"`` [B, H, W, 3], on any device.
@@ -429,9 +434,9 @@ def normalise(
     """
     import torch
 
-    form = ImageForm(mean=mean, std=std, layout=layout)
-    means, factors = (torch.tensor(values, device=images.device)[:, None, None] for values in form.factors())
-    return ((images if layout == "CHW" else images.permute(0, 3, 1, 2)) - means) * factors
+    _check_normalisation(mean, std)
+    means, stds = (torch.tensor(values, device=images.device)[:, None, None] * 255 for values in (mean, std))
+    return ((images if layout == "CHW" else images.permute(0, 3, 1, 2)) - means) * (1 / stds)
 
 
 def label_output(components: Components) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dali_pipes.arrays import Int64s
-from dali_pipes.reader.buffers import Buffers, EncodedBatch, take_batch
+from dali_pipes.reader.buffers import Buffers
+from dali_pipes.reader.encoded_batch import EncodedBatch, take_batch
 from dali_pipes.reader.feed import Lines, SegmentReader
 from dali_pipes.reader.webdataset import WebdatasetReader
 

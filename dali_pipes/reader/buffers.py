@@ -1,4 +1,4 @@
-"""Memory for batches of encoded bytes, which is used again.
+"""Memory for batches, of encoded bytes or of images, which is used again.
 
 To allocate each batch anew would cost a page fault for every 4 KiB of it, which is more than to read it.
 """
@@ -6,20 +6,19 @@ To allocate each batch anew would cost a page fault for every 4 KiB of it, which
 import contextlib
 import mmap
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
-from dali_pipes.arrays import Int64s, UInt8s
+from dali_pipes.arrays import UInt8s
 
-# Samples begin at a cache line.
-ALIGNMENT = 64
 # A buffer has space for batches that are larger than its first by this factor.
 HEADROOM = 1.25
 HUGE_PAGE = 2 << 20
 """A buffer has a multiple of so many bytes."""
+# Free buffers that are kept: a loop that has held many batches would leave as many.
+_MOST_FREE = 8
 
 
 class _Lent(weakref.ref):  # type: ignore[type-arg]
@@ -58,9 +57,9 @@ class Buffers:
         # A buffer may come back, and be taken, at any time, in any thread: only pop and append touch the list.
         memory = None
         with contextlib.suppress(IndexError):  # none is free
-            while memory is None:
+            while memory is None or len(self._free) > _MOST_FREE:
                 free = self._lent.pop(id(self._free.pop())).memory
-                memory = free if memoryview(free).nbytes >= num_bytes else None  # too small: dropped
+                memory = free if memoryview(free).nbytes >= num_bytes else memory  # too small: dropped
         if memory is None:
             capacity = max(1, int(num_bytes * HEADROOM))
             memory = self._allocate(-(-capacity // HUGE_PAGE) * HUGE_PAGE)
@@ -89,49 +88,3 @@ def _mapped(num_bytes: int) -> mmap.mmap:
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)  # 512 times fewer page faults
     return memory
-
-
-class EncodedBatch(Sequence[UInt8s]):
-    """One component of the samples of a batch: each sample's encoded bytes, uint8 [bytes], in one buffer.
-
-    ``starts`` and ``sizes`` are int64 [B], in the ``buffer`` from `Buffers.take`; ``is_pinned``: it is page-locked.
-    """
-
-    def __init__(self, buffer: UInt8s, starts: Int64s, sizes: Int64s, *, is_pinned: bool = False) -> None:
-        self.buffer, self.starts, self.sizes = buffer, starts, sizes
-        self._stops = starts + sizes
-        views = memoryview(buffer)  # type: ignore[arg-type]  # mypy does not know numpy's buffers
-        samples = [views[start:stop] for start, stop in zip(starts.tolist(), self._stops.tolist(), strict=True)]
-        # DALI needs half as long again if it is told that memory is not page-locked.
-        tensors = [TensorCPU(data, is_pinned=True) for data in samples] if is_pinned else list(map(TensorCPU, samples))
-        self.tensor_list = TensorListCPU(tensors, contiguous=False)
-        """The same bytes as DALI takes them, without a copy."""
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, position: Any) -> Any:
-        if isinstance(position, slice):
-            return [self[number] for number in range(*position.indices(len(self)))]
-        return self.buffer[self.starts[position] : self._stops[position]]
-
-    def __iter__(self) -> Iterator[UInt8s]:
-        return (self[number] for number in range(len(self)))
-
-
-def take_batch(buffers: Buffers, sizes: Int64s) -> tuple[UInt8s, list[EncodedBatch], Int64s]:
-    """Take a buffer for a batch, whose bytes are not read yet.
-
-    Args:
-        buffers: Where to take it from.
-        sizes: int64 [components, B].
-
-    Returns:
-        The buffer, uint8 [bytes]; the batch's components; where each sample's bytes begin, int64 [components, B].
-    """
-    padded = -(-sizes // ALIGNMENT) * ALIGNMENT
-    starts = np.cumsum(padded).reshape(padded.shape) - padded
-    buffer = buffers.take(int(padded.sum()))
-    is_pinned = buffers.is_pinned
-    batch = [EncodedBatch(buffer, *columns, is_pinned=is_pinned) for columns in zip(starts, sizes, strict=True)]
-    return buffer, batch, starts

@@ -14,7 +14,8 @@ import numpy as np
 from dali_pipes.arrays import Int64s
 from dali_pipes.formats.shard_index import ComponentRange
 from dali_pipes.reader.batch import Rows
-from dali_pipes.reader.buffers import Buffers, EncodedBatch, take_batch
+from dali_pipes.reader.buffers import Buffers
+from dali_pipes.reader.encoded_batch import EncodedBatch, take_batch
 from dali_pipes.reader.samples import Samples
 from dali_pipes.store.patience import waits_ended_by
 

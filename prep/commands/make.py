@@ -4,6 +4,7 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -161,9 +162,12 @@ class _Maker:
         verifies: bool,
     ) -> "list[MadeSet]":
         """Shuffle and split, index, verify."""
+        from dali_pipes.data_set.data_set import DataSet
         from dali_pipes.errors import shown
         from dali_pipes.store.shard_set import ShardSet
         from prep.make import sets_beside, shards_of, shuffle_packed
+        from prep.versions.fit import MAX_READ_BYTES, find_same_photos, same_photos_text
+        from prep.versions.publish import Newest
 
         shuffled = shuffle_packed(
             ShardSet(store=self._store, names=tuple(shards)),
@@ -180,11 +184,16 @@ class _Maker:
                 f"beside them: {shown(beside)}; a data set that an earlier split made of this source shares samples "
                 "with those made now: delete it"
             )
-        splits = self._names.splits or ("",)
-        return [
-            self._finish(shards_of(self._store, shuffled.shards, prefix), split, masks=masks, verifies=verifies)
-            for split, prefix in zip(splits, self._names.sets, strict=True)
-        ]
+        made: list[MadeSet] = []
+        known: list[Newest] = []
+        for split, prefix in zip(self._names.splits or ("",), self._names.sets, strict=True):
+            part = shards_of(self._store, shuffled.shards, prefix)
+            made.append(self._finish(part, split, masks=masks, verifies=verifies))
+            part = replace(part, manifest=made[-1].manifest)
+            if same := find_same_photos(DataSet(part), known, max_bytes=MAX_READ_BYTES):
+                print_note(f"equal photos in two splits: {part.url}: {same_photos_text(same, part)}")
+            known.append(Newest(store=self._store, prefix=prefix, manifest=made[-1].manifest))
+        return made
 
     def _finish(self, shards: "ShardSet", split: str, *, masks: Sequence[str] | None, verifies: bool) -> "MadeSet":
         """Index and verify one data set."""

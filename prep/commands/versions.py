@@ -58,17 +58,17 @@ _SHOWN = 20
     type=click.Choice(["add", "skip", "fail"]),
     default="add",
     show_default=True,
-    help="What happens to photos that the data set, or another one in its folder, has under another key: the same "
-    "bytes, after recoding; of a sample with several photos, one of "
-    "them. add: add them, with a warning. skip: leave them out. fail: add nothing.",
+    help="What happens to samples whose photos the data set, or another one in its folder, has under other keys: "
+    "the same bytes, after recoding. add: add them, with a warning. skip: leave them out, and name them. fail: add "
+    "nothing. Photos of SOURCE are not compared with each other, and those of a dry run with none.",
 )
 @click.option(
     "--compare-keys/--no-compare-keys",
     default=True,
     show_default=True,
     help="Read the column files of the data set and of the others in its folder, about 20 bytes a sample, to find keys "
-    "and photos that they have. Without this, samples may get into a "
-    "data set twice, or into two splits. A command that is run again always compares them.",
+    "and photos that they have. Without this, samples may get into a data set twice, or into two splits. A command "
+    "that is run again always compares keys.",
 )
 @click.option(
     "--any-components", is_flag=True, help="Allow records that lack a component which every sample of DATASET has."

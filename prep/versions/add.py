@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from dali_pipes.arrays import Int64s
 from dali_pipes.data_set.data_set import DataSet
-from dali_pipes.errors import DataError, printable, shown
+from dali_pipes.data_set.indexing import stored_versions
+from dali_pipes.errors import DataError
 from dali_pipes.formats.manifest import ShardsPart, concatenate
 from dali_pipes.formats.names import classes_name, described, recoded_name
 from dali_pipes.store.shard_set import ShardSet
@@ -26,19 +27,19 @@ from prep.pack.pack import NoRecordLeftError, PackJob, PackReport, pack
 from prep.sources.record import Source, as_entry
 from prep.tar.writer import Part as Content
 from prep.versions.fit import (
+    MAX_READ_BYTES,
     check_components,
     find_same_photos,
     fit_classes,
     leave_out,
     leave_out_known,
+    same_photos_text,
     sets_beside,
 )
-from prep.versions.publish import TOKEN_DIGITS, Newest, write_version
+from prep.versions.publish import TOKEN_DIGITS, Newest, find_version, write_version
 
 _log = logging.getLogger(__name__)
 SamePhotos = Literal["add", "skip", "fail"]
-MAX_READ_BYTES = 256 << 20
-"""Bytes of shard indexes that are read only to warn of equal photos: a few seconds from a near store."""
 # Arguments of `pack` by which the bytes of shards differ.
 _MATTERS = ("max_count", "max_bytes", "on_bad", "max_pixels", "recode")
 
@@ -137,8 +138,9 @@ def add(
         num_same = 0
         while new.records:
             digest = token if new is source else _token_of(new, packing)
-            if same_photos != "add":  # of these shards some are deleted again: no other command must use them
-                digest = hashlib.sha256(f"{digest} {same_photos} {shares_keys}".encode()).hexdigest()[:TOKEN_DIGITS]
+            if same_photos != "add":  # these shards may be deleted again: no command with another rule takes any over
+                rule = f"{digest} {same_photos} {shares_keys} {compare_keys}"
+                digest = hashlib.sha256(rule.encode()).hexdigest()[:TOKEN_DIGITS]
             part = _free_part(old, digest)
             job = PackJob(
                 store=old.store,
@@ -156,16 +158,17 @@ def add(
             num_same += len(same)
             if not same or same_photos == "add":
                 break
-            _take_back(packed, job)
+            _take_back(job, old)
             packed = None
             if same_photos == "fail":
-                raise DataError(f"{_said(same, shards)}; leave them out with --same-photos skip")
-            _log.warning("%s; they are left out", _said(same, shards))
+                raise DataError(f"{same_photos_text(same, shards)}; leave them out with --same-photos skip")
+            _log.warning("%s; they are left out", same_photos_text(same, shards))
             new = leave_out(new, same.keys())
         report = replace(report, packed=packed, num_same_photos=num_same)
     if is_again and report.packed is not None and not dry_run:  # a dry run compares no photos
         _log.warning(
-            "%d samples that an earlier run added were removed since; they come back", report.packed.num_samples
+            "%d samples of an earlier run are added again: they were removed since, or left out",
+            report.packed.num_samples,
         )
     if report.packed is not None and not dry_run:
         assert shards.manifest is not None
@@ -201,22 +204,16 @@ def _same_photos(shards: ShardSet, old: Newest, *, beside: bool, rule: SamePhoto
     known = [old, *(sets_beside(old) if beside else ())]
     same = find_same_photos(DataSet(shards), known, max_bytes=MAX_READ_BYTES if rule == "add" else None)
     if same and rule == "add":
-        _log.warning("%s; prep remove --key takes them out, --same-photos skip leaves them out", _said(same, shards))
+        _log.warning(
+            "%s; prep remove --key takes them out, --same-photos skip leaves them out", same_photos_text(same, shards)
+        )
     return same
 
 
-def _said(same: Mapping[str, tuple[str, str]], shards: ShardSet) -> str:
-    assert shards.manifest is not None
-    pairs = [f"'{printable(key)}' is '{printable(known)}' of '{printable(url)}'" for key, (url, known) in same.items()]
-    return (
-        f"{len(same)} of {shards.manifest.num_samples} added photos are there already, under other keys: "
-        f"{shown(pairs, are_names=False)}"
-    )
-
-
-def _take_back(packed: PackReport, job: PackJob) -> None:
-    """Delete the new shards, if no earlier run wrote some of them: an older version may have those."""
-    if packed.num_written == len(packed.shards):
+def _take_back(job: PackJob, old: Newest) -> None:
+    """Delete the new shards, unless a version has them."""
+    versions = (find_version(old.store, old.prefix, number) for number in stored_versions(old.store, old.prefix))
+    if not any(name.startswith(job.prefix) for version in versions if version is not None for name in version.names):
         for entry in [*job.store.list(job.prefix), *job.store.list(described(job.prefix))]:
             job.store.delete(entry.name)
 

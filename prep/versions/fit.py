@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +16,12 @@ from dali_pipes.formats.names import LABEL_COMPONENT, MANIFEST_ENDING, described
 from dali_pipes.formats.photo_names import photo_roles
 from dali_pipes.formats.sample_columns import Columns
 from dali_pipes.formats.shard_index import ShardIndex
+from dali_pipes.store.shard_set import ShardSet
 from prep.sources.record import Source
 from prep.versions.publish import Newest
 
+MAX_READ_BYTES = 256 << 20
+"""The most bytes of shard indexes that are read for a warning of equal photos: a few seconds from a near store."""
 _REQUEST_BYTES = 128 << 10  # a request takes as long as this many bytes
 _log = logging.getLogger(__name__)
 
@@ -179,7 +182,7 @@ def check_components(old: Newest, name: str, samples: Iterable[Set[str]]) -> Non
 
 
 def find_same_photos(new: DataSet, known: Iterable[Newest], *, max_bytes: int | None) -> dict[str, tuple[str, str]]:
-    """Find the samples of ``new`` whose photo a known data set has, byte by byte; its removed samples do not count.
+    """Find the samples of ``new`` all whose photos known data sets have; their removed samples do not count.
 
     Photos are compared by height and width (column files), then by size and XXH64 (indexes of the shards that remain).
 
@@ -189,34 +192,50 @@ def find_same_photos(new: DataSet, known: Iterable[Newest], *, max_bytes: int | 
         max_bytes: Stop after so many bytes of indexes, with a line in the log.
 
     Returns:
-        Key of ``new`` -> the sample that has its photo: URL of its data set, and its key there.
+        Key of ``new`` -> a sample that has one of its photos: URL of its data set, and its key there.
     """
-    names = photo_roles(new.component_counts[""]).photos
+    names = _photo_names(new)
     if not names:
         return {}
     shapes = np.concatenate([_shapes(columns, name) for _, columns in new.columns_in_parts() for name in names])
-    added: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    lacking: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+    added: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
     for shard in range(new.manifest.num_shards):
         for key, photo in _photos(new, shard, names):
-            added[photo].append(key)
+            added[photo].add(key)
+            lacking[key].add(photo)
     same: dict[str, tuple[str, str]] = {}
     num_read = 0
     for one in known:
         data_set, manifest = DataSet(one.shards), one.manifest
-        for first, part in data_set.columns_in_parts() if data_set.has_columns() else ():
+        names = _photo_names(data_set)
+        for first, part in data_set.columns_in_parts() if names and data_set.has_columns() else ():
             hits = [first + np.flatnonzero(np.isin(_shapes(part, name), shapes)) for name in names]
             ordinals = np.setdiff1d(np.concatenate(hits), manifest.removed)
             shards = np.searchsorted(manifest.sample_stops, ordinals, side="right")
             for shard in np.unique(shards).tolist():
                 num_read += int(manifest.index_bytes[shard]) + _REQUEST_BYTES
                 if max_bytes is not None and num_read > max_bytes:
-                    _log.warning("not all added photos are compared with those that are there: it would take long")
-                    return same
+                    _log.warning("not all photos are compared with those that are known: it would take long")
+                    return {key: found for key, found in same.items() if not lacking[key]}
                 start = int(manifest.sample_stops[shard] - manifest.samples[shard])
                 for key, photo in _photos(data_set, shard, names, ordinals[shards == shard] - start):
                     for equal in added.get(photo, ()):
                         same.setdefault(equal, (one.url, key))
-    return same
+                        lacking[equal].discard(photo)
+    return {key: found for key, found in same.items() if not lacking[key]}
+
+
+def same_photos_text(same: Mapping[str, tuple[str, str]], shards: ShardSet) -> str:
+    """Say which samples of ``shards`` have photos that are elsewhere: see `find_same_photos`."""
+    assert shards.manifest is not None
+    pairs = [f"'{printable(key)}' is '{printable(known)}' of '{printable(url)}'" for key, (url, known) in same.items()]
+    number = shards.manifest.num_samples
+    return f"{len(same)} of {number} photos are known, under other keys: {shown(pairs, are_names=False)}"
+
+
+def _photo_names(data_set: DataSet) -> Sequence[str]:
+    return photo_roles(data_set.component_counts[""]).photos
 
 
 def _photos(

@@ -18,7 +18,7 @@ from prep.inspect import view_page
 from prep.pack import target
 from prep.shuffle import contents
 from prep.sources import tars
-from prep.versions import add
+from prep.versions import fit
 from prep.workers import on_ray
 from tests.docs.pages import REPOSITORY
 
@@ -49,7 +49,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
         ("stores", "again once a minute", patience._TOLD_EACH_S, 60),
         ("scale", "or up to eight that", stager.NUM_TOGETHER, 8),
         ("scale", "that take 32 MiB together", stager.TOGETHER_BYTES, 32 * MIB),
-        ("living-data-sets", "up to\n  256 MiB of them", add.MAX_READ_BYTES, 256 * MIB),
+        ("living-data-sets", "up to\n  256 MiB of them", fit.MAX_READ_BYTES, 256 * MIB),
         ("watch", "at most 48 KiB for each", view_page.SAMPLE_BYTES, 48 * KIB),
         ("watch", "and 4 MiB for everything", view_page.REST_BYTES, 4 * MIB),
         ("scale", "at most five times", on_ray.MAX_RETRIES, 5),

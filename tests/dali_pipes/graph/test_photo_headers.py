@@ -19,7 +19,7 @@ from tests.shards import image_bytes, pixels_of
 from tests.turned_photos import ORIENTATIONS, exif_block, slope, stored_photo, turned_photo, with_exif, xmp
 
 if TYPE_CHECKING:
-    from dali_pipes.reader.buffers import EncodedBatch
+    from dali_pipes.reader.encoded_batch import EncodedBatch
 
 photo_headers = Lazy("dali_pipes.graph.photos")
 
@@ -28,7 +28,7 @@ MISLEADING = (b"", b"\xff\xc0\0\x11\x08\0\x10\0\x10", b"\xff\xd9", b"\0\0\0\0IDA
 
 
 def in_one_buffer(photos: Sequence[bytes], *, gaps: Sequence[bytes] = (b"",)) -> EncodedBatch:
-    from dali_pipes.reader.buffers import EncodedBatch
+    from dali_pipes.reader.encoded_batch import EncodedBatch
 
     between = [gaps[number % len(gaps)] for number in range(len(photos))]
     sizes = np.array([len(photo) for photo in photos], np.int64)

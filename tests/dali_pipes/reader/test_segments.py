@@ -264,7 +264,7 @@ def test_page_locked_batches_are_made_with_the_loaders_device(
 
     monkeypatch.setattr("torch.cuda.set_device", lambda device: setattr(current, "device", device))
     monkeypatch.setattr("torch.empty", allocate)
-    monkeypatch.setattr("dali_pipes.reader.buffers.TensorCPU", make_tensor)
+    monkeypatch.setattr("dali_pipes.reader.encoded_batch.TensorCPU", make_tensor)
     read = lines([np.arange(8) * 512], [np.full(8, 100)])
     with contextlib.closing(aio_reader.AioReader(str(file), aio=aio, buffers=memory.pinned_buffers(1))) as reader:
         segment = reader.open(read, batch_size=4)

@@ -17,7 +17,7 @@ from dali_pipes.formats.photo_header import PhotoRules, read_photo_header, read_
 from dali_pipes.graph.inputs import DecodedPhotos
 from dali_pipes.graph.photos import judge_photos
 from dali_pipes.reader.batch import Places
-from dali_pipes.reader.buffers import EncodedBatch
+from dali_pipes.reader.encoded_batch import EncodedBatch
 from tests.fuzz.mutations import mutant
 from tests.fuzz.photo_seeds import other_photos, photos
 from tests.fuzz.target import HANG_S, Answer, BrokenPromiseError, Target

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 from functools import partial
 from pathlib import Path
 
@@ -88,6 +89,18 @@ def test_changed_source_is_an_error_until_overwrite_is_asked_for(photos: Path, t
     assert _bytes_of(tmp_path / "out") == made
     found = _json(*arguments, "--overwrite")["sets"]
     assert [(one["num_samples"], one["was_indexed"]) for one in found] == [(41, False)]
+
+
+def test_photos_that_two_splits_have_are_told(tmp_path: Path) -> None:
+    """A validation with photos of the training tells too much."""
+    photos = class_folders(tmp_path / "photos", {"cat": 20})
+    assert "two splits" not in _make(*QUICK, photos, tmp_path / "apart", "--split", SHARES).stderr
+    (photos / "cat").rename(photos / "dog")
+    class_folders(photos, {"cat": 20})
+    said = _make(*QUICK, photos, tmp_path / "out", "--split", SHARES).stderr
+    assert re.search(
+        r"equal photos in two splits: .*/val-: \d+ of \d+ photos are known, under other keys: '.*/train-'", said
+    )
 
 
 def test_bad_data_end_with_1(photos: Path, tmp_path: Path) -> None:

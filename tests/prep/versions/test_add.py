@@ -1,5 +1,6 @@
 """`prep add`: a version beside the old ones, made without reading what is there."""
 
+import contextlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,14 @@ from dali_pipes.formats.names import columns_name, manifest_name, version_name
 from dali_pipes.store.local import LocalStore
 from dali_pipes.store.urls import resolve_shards
 from prep.index import index_shards
+from prep.sources.folders import imagefolder
 from prep.sources.record import Record, Source
+from prep.versions import fit
 from prep.versions.add import add
 from prep.versions.fit import fit_classes
 from tests.prep.commands.calls import run_prep
-from tests.prep.versions.sets import Place, class_folders, make_set
-from tests.shards import Sample, photo_bytes, write_tar
+from tests.prep.versions.sets import Place, StoppedError, class_folders, make_set, stopped_at
+from tests.shards import Sample, pack, photo_bytes, write_tar
 
 OLD_KEYS = [f"{name}/{row:03d}" for name in ("cat", "dog", "owl") for row in range(2)]
 NEW_KEYS = ["bee/050", "dog/050"]
@@ -119,7 +122,7 @@ def test_photos_that_the_data_set_has_under_other_keys(
     (folder / "owl" / "like.jpg").write_bytes(same_size)
     local.remove("cat/001", "dog/001", "owl/001")
     before = local.objects()
-    with pytest.raises(DataError, match=r"1 of 5 added photos are there already.*leave them out with --same-photos"):
+    with pytest.raises(DataError, match=r"1 of 5 photos are known.*leave them out with --same-photos"):
         local.add(folder, same_photos="fail")
     assert local.objects() == before
     assert local.add(class_folders(tmp_path / "all", {"bee": 1}), same_photos="skip").packed is None
@@ -129,19 +132,71 @@ def test_photos_that_the_data_set_has_under_other_keys(
     assert "(1 photo there under other keys; 1 new class: 'bee' (3)) -> " in said
     assert set(local.keys()) >= {"bee/removed", "owl/like"}
     assert "bee/old" not in set(local.keys())
-    assert "1 of 1 added photos are there already, under other keys: 'bee/000' is 'cat/000' of " in caplog.text
+    assert "1 of 1 photos are known, under other keys: 'bee/000' is 'cat/000' of " in caplog.text
     assert caplog.text.count("they are left out") == 2
     monkeypatch.setattr("prep.versions.add.MAX_READ_BYTES", 0)
     first = class_folders(tmp_path / "first", {"bee": 1})
     (first / "bee" / "000.jpg").rename(first / "bee" / "old.jpg")
     assert local.add(first).num_same_photos == 0
-    assert "not all added photos are compared" in caplog.text
+    assert "not all photos are compared" in caplog.text
     monkeypatch.undo()
     beside = make_set(class_folders(tmp_path / "beside", {"cat": 1}, first=70), Place(f"{local.url}val-", None))
     assert beside.keys() == ["cat/070"]
     leaked = class_folders(tmp_path / "leaked", {"dog": 1}, first=70)
     assert local.add(leaked, same_photos="add").num_same_photos == 1
     assert f"'dog/070' is 'cat/070' of '{beside.url}'; prep remove --key takes them out" in caplog.text
+
+
+def pictures(name: str, **pairs: tuple[int, int]) -> Source:
+    """Samples of two photos, each by its number."""
+    records = [
+        Record(
+            key=key, components={"before.jpg": photo_bytes(a, 40, 30), "after.jpg": photo_bytes(b, 40, 30)}, label=None
+        )
+        for key, (a, b) in pairs.items()
+    ]
+    return Source(name=name, records=records, classes={})
+
+
+def test_sample_of_two_photos_is_there_if_both_are(tmp_path: Path) -> None:
+    """Also in other components, or of two samples; one photo that it shares with another sample is no reason."""
+    place = Place(f"{tmp_path}/s-", None)
+    pack(pictures("old", k1=(1, 2), k2=(3, 4)), store=place.store, prefix="s-", max_count=2)
+    index_shards(resolve_shards(place.url, endpoint=None))
+    new = pictures("new", shares=(1, 9), turned=(2, 1), mixed=(3, 2), new=(7, 8))
+    report = add(new, place.newest(), same_photos="skip")
+    assert report.num_same_photos == 2
+    assert set(place.keys()) == {"k1", "k2", "shares", "new"}
+
+
+@pytest.mark.parametrize("rule", ["fail", "add"])
+def test_shards_that_another_writer_published_stay(
+    local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: Any
+) -> None:
+    """The other command adds the same photos while this one, which refuses them, compares them."""
+    folder, old, found = class_folders(tmp_path / "again", {"bee": 1}), local.newest(), fit.find_same_photos
+
+    def meanwhile(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr("prep.versions.add.find_same_photos", lambda *_, **__: {})
+        local.add(folder, same_photos=rule)
+        return found(*args, **options)
+
+    monkeypatch.setattr("prep.versions.add.find_same_photos", meanwhile)
+    with pytest.raises(DataError, match="photos are known"):
+        add(imagefolder(folder), old, same_photos="fail")
+    newest = local.newest().manifest
+    assert newest.version == 2
+    assert set(newest.names) <= local.objects().keys()
+
+
+def test_shards_of_an_interrupted_run_are_deleted_by_the_next_one(local: Place, tmp_path: Path) -> None:
+    folder, before = class_folders(tmp_path / "again", {"bee": 1}), local.objects()
+    for number in range(20):
+        with contextlib.suppress(StoppedError, DataError), stopped_at(number):
+            local.add(folder, same_photos="fail")
+    with pytest.raises(DataError, match="photos are known"):
+        local.add(folder, same_photos="fail")
+    assert local.objects() == before
 
 
 def test_lacking_components_are_refused(local: Place, tmp_path: Path) -> None:
