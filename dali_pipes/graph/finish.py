@@ -1,4 +1,4 @@
-"""Make images of decoded pixels on the CPU: resize, cut, flip and normalise them, photo by photo.
+"""Make images of decoded pixels on the CPU where they are resized: resize, cut, flip and normalise, photo by photo.
 
 DALI's operators do one step after the other, each for the whole batch. Here all steps of a photo follow one another
 while its pixels are in the core's cache, by torch's resize of uint8, which is torchvision's, and by numpy. DALI calls
@@ -32,9 +32,9 @@ class FinishedOutput:
     pixels: Any
     """A node: uint8 [H, W, 3]."""
     size: Any
-    """Rows and columns of the resized photo, two numbers or a node of them; ``None``: as it is."""
+    """Rows and columns of the resized photo, two numbers or a node of them. Without a crop, alike in a batch."""
     crop: tuple[int, int] | None
-    """Rows and columns that are cut out of it, or to which it is padded; ``None``: all."""
+    """Rows and columns that are cut out of it, no more than it has; ``None``: all."""
     position: Any
     """A node of two shares: the crop's start, of the rows and columns that are not in it. ``None``: 0."""
     mirror: Any
@@ -90,7 +90,7 @@ class Finisher:
         """Return the images of the batch with this number, and drop those of earlier batches: nobody will take them.
 
         Raises:
-            ImageError: If the pixels are not uint8 [H, W, 3], or the images are not all of one shape.
+            ImageError: If the pixels are not uint8 [H, W, 3].
         """
         number = int(np.asarray(numbers[0]))
         for earlier in [one for one in self._made if one < number]:
@@ -119,11 +119,8 @@ class Finisher:
         odd = [one for one in pixels if one.dtype != np.uint8 or one.shape[2:] != (3,)]
         if odd:
             raise ImageError(f"an image is made of uint8 pixels [H, W, 3], got {odd[0].dtype} {list(odd[0].shape)}")
-        sizes = inputs.get("size") or [output.size or one.shape[:2] for one in pixels]
-        shapes = {output.crop or tuple(np.asarray(size, np.int64).tolist()) for size in sizes}
-        if len(shapes) > 1:
-            raise ImageError("an image of the graph has samples of different shapes; crop, resize or pad them alike")
-        rows, columns = shapes.pop()
+        sizes = inputs.get("size") or [output.size] * count
+        rows, columns = output.crop or (int(side) for side in sizes[0])
         shape = (count, 3, rows, columns) if output.is_chw else (count, rows, columns, 3)
         num_bytes = math.prod(shape) * np.dtype(output.dtype).itemsize
         tensor = torch.from_numpy(self._buffers.take(num_bytes)[:num_bytes].view(output.dtype)).view(shape)
@@ -160,32 +157,20 @@ def _write_image(
     """Write one image, [3, H, W], of pixels [H, W, 3]."""
     import torch
 
-    photo = pixels.transpose(2, 0, 1)
-    if output.size is not None:
-        wanted = [int(side) for side in size]
-        stacked = torch.from_numpy(photo)[None]
-        photo = torch.nn.functional.interpolate(stacked, size=wanted, mode="bilinear", antialias=True)[0].numpy()
-    start = [0, 0]
+    wanted = [int(side) for side in size]
+    stacked = torch.from_numpy(pixels.transpose(2, 0, 1))[None]
+    photo = torch.nn.functional.interpolate(stacked, size=wanted, mode="bilinear", antialias=True)[0].numpy()
+    rows, columns = image.shape[1:]
     if position is not None:
-        slack = np.subtract(photo.shape[1:], image.shape[1:])
-        start = np.rint(slack * np.asarray(position, np.float64)).astype(int).tolist()
+        slack = np.subtract(wanted, (rows, columns))
+        top, left = np.rint(slack * np.asarray(position, np.float64)).astype(int).tolist()
+        photo = photo[:, top : top + rows, left : left + columns]
     if mirror:
-        image = image[:, :, ::-1]
-    is_normalised = output.dtype != np.uint8
-    mean, factor = (one[:, None, None] for one in output.factors)
-    # Rows and columns of the image that the photo fills, and where they lie in the photo.
-    filled = [
-        slice(max(-first, 0), min(side - first, most))
-        for first, side, most in zip(start, photo.shape[1:], image.shape[1:], strict=True)
-    ]
-    place = image[:, filled[0], filled[1]]
-    if place.shape != image.shape:
-        image[:] = -mean * factor if is_normalised else 0  # pixels outside a photo are 0
-    rows, columns = (slice(one.start + first, one.stop + first) for one, first in zip(filled, start, strict=True))
-    photo = photo[:, rows, columns]
-    if not is_normalised:
-        place[:] = photo
+        photo = photo[:, :, ::-1]
+    if output.dtype == np.uint8:
+        image[:] = photo
         return
-    values = place if place.dtype == np.float32 else np.empty(place.shape, np.float32)
+    mean, factor = (one[:, None, None] for one in output.factors)
+    values = image if image.dtype == np.float32 else np.empty(image.shape, np.float32)
     np.subtract(photo, mean, out=values)
-    np.multiply(values, factor, out=place, casting="same_kind")
+    np.multiply(values, factor, out=image, casting="same_kind")

@@ -100,12 +100,12 @@ class ImageForm:
         components: Components,
         pixels: Any,
         *,
-        size: Any = None,
+        size: Any,
         crop: Shape | None = None,
         position: Any = None,
         mirror: Any = 0,
     ) -> Any:
-        """Make the image of decoded pixels, see `image`; with ``crop``, cut or pad them to it at ``position``."""
+        """Make the image of decoded pixels, see `image`; ``crop`` cuts it out of the resized ones at ``position``."""
         if components.device == "cpu":
             return FinishedOutput(
                 pixels=pixels,
@@ -117,9 +117,7 @@ class ImageForm:
                 dtype=np.dtype(self.dtype),
                 is_chw=self.layout == "CHW",
             )
-        return self.normalised(
-            pixels if size is None else resized(pixels, size), crop=crop, position=position, mirror=mirror
-        )
+        return self.normalised(resized(pixels, size), crop=crop, position=position, mirror=mirror)
 
     def normalised(self, pixels: Any, *, crop: Shape | None = None, position: Any = None, mirror: Any = 0) -> Any:
         """Cut, flip and normalise by DALI's operator, for pixels of any number of channels."""
@@ -241,7 +239,7 @@ def segmentation(
         components.same_size(photo.name, ids.name)
         # Only the crop is decoded; where the photo is smaller than it, crop_mirror_normalize pads it.
         start, part, position = photo.centre_crop(shape)
-        image = form.image(components, photo.decoded_crop(start, part), crop=shape, position=position)
+        image = form.normalised(photo.decoded_crop(start, part), crop=shape, position=position)
         # PNG is decoded on the CPU in every NVIDIA stack, and DALI runs one "mixed" operator at a time: photos would
         # wait for masks, and the JPEG engines with them.
         start, part, position = ids.centre_crop(shape)
@@ -420,8 +418,8 @@ def normalise(
 ) -> "Tensor":
     """Normalise uint8 images of a graph on the model's side: the loader then makes and moves a quarter of the bytes.
 
-    The result equals, bit for bit, the images that the graph makes on the CPU with ``dtype="float32"``. A compiled
-    model may call the function.
+    The result equals, bit for bit, the images that a graph which resizes makes on the CPU with ``dtype="float32"``. A
+    compiled model may call the function.
 
     Args:
         images: uint8 [B, 3, H, W], or with ``layout="HWC"`` [B, H, W, 3], on any device.

@@ -96,7 +96,7 @@ def multi_crop(
             pixels = resized(whole, kind.size, roi_start=first, roi_end=first + shape)
             pixels = _changed(pixels, kind, components, random, stream=output, jitter=jitter, grayscale=grayscale)
             mirror = random.coin_flip(flip, stream=f"{output}/flip")
-            outputs[output] = form.image(components, pixels, crop=kind.size, mirror=mirror)
+            outputs[output] = form.normalised(pixels, crop=kind.size, mirror=mirror)
         return outputs
 
     return graph

@@ -36,9 +36,7 @@ def own_graph(mirror: Any = None, **options: Any) -> Any:
     return graph
 
 
-@pytest.mark.parametrize(
-    "graph", [dp.classification_train(crop=32), dp.segmentation(crop=45), dp.multi_crop(sizes=(32, 16))]
-)
+@pytest.mark.parametrize("graph", [dp.classification_train(crop=32), dp.classification_eval(resize=45, crop=40)])
 def test_pixels_do_not_depend_on_threads(small_shards: Path, graph: Any) -> None:
     one, three = (
         list(batches_of(small_shards, graph, batch_size=5, seed=3, decode=dp.Decode(threads=threads)))
@@ -68,9 +66,9 @@ def test_graph_of_ones_own_gives_torchvisions_pixels(small_shards: Path, small_s
 
 @pytest.mark.parametrize("layout", ["CHW", "HWC"])
 def test_images_are_normalised_on_the_models_side_to_the_bit(small_shards: Path, layout: Any) -> None:
-    options = {"crop": 40, "layout": layout}  # larger than some photos: what is padded is 0 before the normalisation
-    made = batches_of(small_shards, dp.segmentation(**options))
-    pixels = batches_of(small_shards, dp.segmentation(dtype="uint8", **options))
+    options = {"crop": 40, "resize": 48, "layout": layout}
+    made = batches_of(small_shards, dp.classification_eval(**options))
+    pixels = batches_of(small_shards, dp.classification_eval(dtype="uint8", **options))
     for whole, small in zip(made, pixels, strict=True):
         found = dp.normalise(small["image"], layout=layout)
         assert torch.equal(found, whole["image"] if layout == "CHW" else whole["image"].permute(0, 3, 1, 2))
@@ -111,22 +109,17 @@ def test_of_many_buffers_that_come_back_some_stay() -> None:
     assert sum(memory() is not None for memory in made) < 10
 
 
-def test_pixels_and_shapes_that_cannot_be_images_are_refused(small_shards: Path) -> None:
-    """Before they are broadcast or cut; photos that are neither resized nor cut differ in size."""
+def test_pixels_that_cannot_be_images_are_refused(small_shards: Path) -> None:
+    """Before they are broadcast or cut."""
     decode = fn.decoders.image
     cases = {
         r"made of uint8 pixels \[H, W, 3\], got uint8 \[.*, 1\]": lambda data: decode(data, output_type=types.GRAY),
         r"got float32 \[.*, 3\]": lambda data: fn.cast(decode(data), dtype=types.FLOAT),
-        "samples of different shapes; crop, resize or pad them alike": decode,
     }
     for text, pixels in cases.items():
 
         def graph(components: Any, random: Any, pixels: Any = pixels) -> dict[str, Any]:
-            return {
-                "image": Lazy("dali_pipes.graph.pipelines")
-                .ImageForm()
-                .image(components, pixels(components["image.jpg"]))
-            }
+            return {"image": dp.image(components, pixels(components["image.jpg"]), size=(8, 8))}
 
         with pytest.raises(ValueError, match=text):
             batches_of(small_shards, graph)
