@@ -37,7 +37,7 @@ SERVERS := .servers
 VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 AZURITE := azurite@3.37.0
 
-.PHONY: test-servers system-tools demo test nightly real integrations integrations-composer fuzz models check reference constraints clean
+.PHONY: test-servers system-tools demo test nightly real integrations integrations-composer fuzz models check reference constraints figures clean
 
 demo: $(VENV)/.installed-demo  ## the main job, end to end, on real photos
 	$(BIN)/dali-pipes demo
@@ -98,6 +98,19 @@ reference: $(VENV)/.installed-dev  ## docs/reference from docstrings and --help;
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_pictures.py
 
+# Peers that want older versions of what we have; what is in $(VENV) comes behind.
+PEERS := litdata,mosaic,s3torchconnector
+SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+figures: .venv-figures/.installed  ## the figures of README and docs anew, at this commit, of the photos in PETS; two hours
+	.venv-figures/bin/python docs/make_figures.py --pets "$(PETS)"
+
+.venv-figures/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv .venv-figures
+	($(BIN)/python $(SITE); echo '$(CURDIR)') > "$$(.venv-figures/bin/python $(SITE))/behind.pth"
+	$(BIN)/python deploy/requirements.py --cuda $(CHOICE) --extras $(PEERS) > .venv-figures/requirements.txt
+	.venv-figures/bin/python -m pip install --disable-pip-version-check --quiet --requirement .venv-figures/requirements.txt
+	@touch $@
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
 	  || { echo "error: Python 3.11 to 3.13 needed, '$(PYTHON)' is $$($(PYTHON) -V 2>&1); pass PYTHON=python3.12"; exit 1; }
@@ -149,4 +162,4 @@ constraints:  ## pin the newest versions that fit, with markers for each Python,
 	  --generate-hashes >> deploy/hashes.txt
 
 clean:
-	rm -rf $(VENV) .venv-composer demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-composer .venv-figures .figures demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

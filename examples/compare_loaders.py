@@ -43,7 +43,7 @@ from bench.loaders.protocol import LoaderOptions
 from bench.loaders.recipe import choose_recipe
 from bench.loaders.transforms import IMAGENET_MEAN as MEAN
 from bench.loaders.transforms import IMAGENET_STD as STD
-from bench.loaders.transforms import SampleDecoder, mask_transform
+from bench.loaders.transforms import SampleDecoder, centre_tensor
 from bench.loaders.workers import opened_workers, opener_for_workers, worker_context
 from bench.reports.record import check_target, write_record
 from bench.tools.environment import describe_environment
@@ -116,13 +116,13 @@ class PixelDecoder:
     """Decodes a sample of WebDataset, a dict of bytes, to tensors with Pillow and torchvision; keeps uint8 pixels."""
 
     def __init__(self, options: LoaderOptions) -> None:
-        self._options, self._cut = options, mask_transform(options.crop)
+        self._options = options
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Return uint8 [3, crop, crop] and [1, crop, crop]."""
         photo_bytes, mask_bytes, label, key = components_of(sample, self._options)
         with Image.open(io.BytesIO(photo_bytes)) as photo, Image.open(io.BytesIO(mask_bytes)) as mask:
-            image, values = self._cut(photo.convert("RGB")), self._cut(mask.convert("L"))
+            image, values = (centre_tensor(part, self._options) for part in (photo.convert("RGB"), mask.convert("L")))
         return {"image": image, "mask": values, "label": label, "key": key}
 
 

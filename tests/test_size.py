@@ -42,16 +42,16 @@ MOST = {
     "bench": (350, 3),
     "bench/commands": (500, 3),
     "bench/compare": (1_520, 6),
-    "bench/engine": (740, 4),
+    "bench/engine": (770, 4),
     "bench/gpu": (1_010, 5),
-    "bench/loaders": (1_430, 8),
-    "bench/loaders/peers": (1_140, 8),
-    "bench/reports": (1_310, 6),
+    "bench/loaders": (1_520, 8),
+    "bench/loaders/peers": (1_070, 8),
+    "bench/reports": (1_380, 6),
     "bench/scenarios": (1_800, 8),
-    "bench/tools": (950, 7),
+    "bench/tools": (970, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_690, 249
+SUM_LINES, SUM_MODULES = 57_830, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 42_600, 500
+TESTS_LINES, FILE_LINES = 42_700, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

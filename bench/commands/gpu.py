@@ -9,7 +9,7 @@ from typing import Any
 import click
 import torch
 
-from bench.engine.options import at_least, field_options, json_option, opened_shards, words
+from bench.engine.options import at_least, field_options, opened_shards, target_option, words
 from bench.gpu.cases import CHECKS, SCENARIOS, default_sweeps
 from bench.gpu.scenario import GpuScenario, is_done, take_scenario
 from bench.gpu.workload import Workload
@@ -55,7 +55,7 @@ def _sweeps(
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory for the records, gpu-SCENARIO.json, and report.md. Records that are there are gone on with.",
 )
-@json_option
+@target_option("--json", "json_path", help="Write the record here.")
 @click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "gpu"]))
 @click.option("--batch-size", type=at_least(1), help="Samples a batch.  [default: 256, on the CPU 64]")
 @click.option(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -11,7 +11,7 @@ from bench.compare.run import LoaderScenario, check_specs
 from bench.compare.settings import TurnSetting
 from bench.compare.settings import sweep as settings_of
 from bench.engine.options import at_least, field_options, json_option, opened_shards, run_and_tell, words
-from bench.loaders.protocol import CROPS, LoaderOptions, Recipe
+from bench.loaders.protocol import CROPS, PARTS, Dtype, LoaderOptions, Recipe
 from bench.loaders.recipe import choose_recipe
 from bench.loaders.registry import LOADERS, LoaderSpec, select_loaders
 from bench.tools.folders import check_writable
@@ -43,14 +43,18 @@ timing_options = join_options(
     click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "gpu"])),
     click.option(
         "--recipe",
-        type=click.Choice(["segmentation", "classification", "encoded"]),
+        type=click.Choice(list(PARTS)),
         help="What loaders make of a sample: a centre crop of photo and mask; a given crop of the photo of any "
-        "size and place, resized and flipped; or nothing: the bytes of the photo's file.  "
-        "[default: segmentation if the data set has masks]",
+        "size and place, resized and flipped; the centre of the resized photo, as for evaluation; or nothing: the "
+        "bytes of the photo's file.  [default: segmentation if the data set has masks, else classification]",
     ),
     click.option(
-        "--crop", type=at_least(1), help="Side of the image.  [default: 350 for segmentation, 224 for classification]"
+        "--dtype",
+        default="float32",
+        type=click.Choice(get_args(Dtype)),
+        help="Of images: normalised float32, or uint8, which the model normalises.",
     ),
+    click.option("--crop", type=at_least(1), help="Side of the image.  [default: 350 for segmentation, else 224]"),
     click.option("--photo", help="Component that holds the photo.  [default: the only one]"),
     click.option("--mask", help="Component that holds the mask.  [default: the only one]"),
     *_OF_SETTING.values(),
@@ -156,7 +160,7 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str], of_au: Mapping[s
         for line in skipped:
             print_note(line)
         check_specs(specs, baseline, is_served=is_served)
-        shared = {name: given[name] for name in ("batch_size", "seed", "device")}
+        shared = {name: given[name] for name in ("batch_size", "seed", "device", "dtype")}
         fields: dict[str, Any] = {
             "shards": found,
             "loaders": specs,
@@ -171,4 +175,4 @@ def time_loaders(given: dict[str, Any], *, over: Sequence[str], of_au: Mapping[s
         else:
             fields |= {"recipes": _AU_RECIPES[of_au["au_photos"]], **{name: of_au[name] for name in _OF_SEARCH}}
             scenario = AuScenario(accelerator=accelerator, **fields)
-        run_and_tell(scenario, json_path=given["json_path"])
+        run_and_tell(scenario, json_path=given["json_path"], publish=given["publish"])

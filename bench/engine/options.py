@@ -108,7 +108,15 @@ def target_option(*names: str, help: str) -> Callable[[Any], Any]:
     return click.option(*names, type=click.Path(path_type=Path), callback=_check_target, help=help)
 
 
-json_option = target_option("--json", "json_path", help="Write the record here.")
+json_option = join_options(
+    target_option("--json", "json_path", help="Write the record here."),
+    click.option(
+        "--publish",
+        is_flag=True,
+        help="Write it only if it may be published: the code is a commit's, and no row's own repeats differ by more "
+        "than 10 % (the 95 % interval of its median).",
+    ),
+)
 
 
 @contextlib.contextmanager
@@ -145,7 +153,7 @@ def scenario_command(kind: "type[Scenario[Any, Any, Any]]") -> click.Command:
 
     @click.command(kind.kind, help=getdoc(kind))
     @join_options(*options.values(), json_option, *([cluster_options] if reads_shards else []))
-    def command(*, json_path: Path | None, **given: Any) -> None:
+    def command(*, json_path: Path | None, publish: bool, **given: Any) -> None:
         where = {name: given.pop(name) for name in ("endpoint", "embedded_dir") if reads_shards}
         shards = given.pop("shards", None)
         # A field whose option was not given has its own default.
@@ -155,28 +163,41 @@ def scenario_command(kind: "type[Scenario[Any, Any, Any]]") -> click.Command:
             if shards is not None:
                 found, _ = stack.enter_context(opened_shards(shards, **where))
                 scenario = replace(scenario, shards=found)
-            run_and_tell(scenario, json_path=json_path)
+            run_and_tell(scenario, json_path=json_path, publish=publish)
 
     return command
 
 
-def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None) -> None:
+def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None, publish: bool = False) -> None:
     """Run a scenario, print its table, and write the record where that was asked for.
 
-    If Ctrl-C, or a turn that fails, ends it early, the whole rounds before that are printed and written, too.
+    If Ctrl-C, or a turn that fails, ends it early, the whole rounds before that are printed and written, too. Nothing
+    is written if it cannot be published and ``publish`` is set.
     """
     from bench.engine.scenario import run_scenario
+    from bench.reports.summary import differing
+    from bench.tools.environment import describe_commit
+
+    if publish and (json_path is None or describe_commit()["is_dirty"] is not False):
+        raise ValueError("--publish needs --json FILE, and a checkout whose code is a commit's: git commit")
 
     def keep(report: dict[str, Any]) -> None:
-        _tell(report, json_path=json_path)
-        where = "above; --json FILE writes them" if json_path is None else f"in '{json_path}'"
+        _tell(report, json_path=None if publish else json_path)
+        where = "above; --json FILE writes them" if publish or json_path is None else f"in '{json_path}'"
         click.echo(
             f"stopped in {report['stopped'] or 'its last moment'}; kept: {report['num_rounds']} whole rounds, {where}",
             err=True,
         )
 
     report = run_scenario(scenario, keep=keep)
-    _tell(report, json_path=json_path)
+    unsteady = differing(report) if publish else []
+    _tell(report, json_path=None if unsteady else json_path)
+    if unsteady:
+        raise PipesError(
+            f"not written: the repeats differ by more than 10 % in {shown(unsteady)}; a fixed loop took "
+            f"{min(report['quiet_ms'])} to {max(report['quiet_ms'])} ms between the turns, longer where other programs "
+            "ran; end them, or raise --repeats"
+        )
     if failed := report.get("failed"):
         names = dict.fromkeys(row["loader"] for row in failed)
         raise PipesError(f"failed, and left out of the table: {shown([*names])}; the notes below the table say why")

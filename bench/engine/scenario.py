@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from bench.engine.turn_process import call_apart, fork_server
 from bench.reports.record import stamped
-from bench.tools.environment import describe_environment
+from bench.tools.environment import describe_environment, quiet_ms
 from bench.tools.folders import RunFolder, check_writable, remove_leftovers
 from dali_pipes.commands.output import print_note
 from dali_pipes.errors import PipesError, printable
@@ -53,6 +53,8 @@ class Rounds(Generic[Subject, Row]):
     errors: dict[Subject, str] = field(default_factory=dict)
     """The errors of failed subjects, in a scenario that continues without them (see `goes_on_without`)."""
     at: str = ""
+    quiet_ms: list[float] = field(default_factory=list)
+    """How long a fixed loop took before, between and after the turns: see `bench.tools.environment.quiet_ms`."""
 
     def __post_init__(self) -> None:
         self.rows = {subject: [] for subject in self.subjects}
@@ -235,6 +237,7 @@ def run_scenario(
                 **scenario.report(made, rounds),
                 "complete": is_complete,
                 "num_rounds": rounds.num_whole,
+                "quiet_ms": rounds.quiet_ms,
                 "stopped": None if is_complete else rounds.at,
             }
             return stamped(report, kind=scenario.kind)
@@ -268,6 +271,7 @@ def _take_turns(
                     rounds.at = f"round {number + 1} of {rounds.wanted}, {name}"
                     tell(name)
                     line.set_postfix_str(name)
+                    rounds.quiet_ms.append(quiet_ms())
                     try:
                         rounds.rows[subject].append(_measure(scenario, made, subject, number))
                     except Exception as exc:
@@ -276,6 +280,7 @@ def _take_turns(
                         rounds.errors[subject] = failure_text(exc)
                     tell(None)
                 line.update(1)
+    rounds.quiet_ms.append(quiet_ms())
 
 
 def _measure(scenario: Scenario[Made, Subject, Row], made: Made, subject: Subject, number: int) -> Row:

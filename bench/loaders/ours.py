@@ -1,8 +1,12 @@
-"""Our loader, and two that show its bounds: ``memory``, without its input, and ``synthetic``, without its work."""
+"""Our loader, and three that show its bounds.
+
+``memory`` is ours without its input, ``obstore`` a bucket's bytes alone, ``synthetic`` no work at all.
+"""
 
 import contextlib
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -11,6 +15,7 @@ import torch
 from bench.loaders.encoded import shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.recipe import crops_of
+from bench.loaders.s3 import s3_place
 from dali_pipes.arrays import Int32s
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.graph.random import Random
@@ -21,9 +26,11 @@ from prep.inspect.indexed_set import IndexedSet
 if TYPE_CHECKING:
     from dali_pipes.graph.decode import BatchInputs
     from dali_pipes.graph.definition import Graph
+    from dali_pipes.graph.pipelines import ImageOptions
     from dali_pipes.order.plan import Plan
 
 PREFETCH_QUEUE_DEPTH = 2  # dali_pipes.loader's default
+OBSTORE_GETS = 8
 
 
 @contextlib.contextmanager
@@ -72,9 +79,12 @@ def graph_of(options: LoaderOptions) -> "Graph":
             "encoded": components.packed(components[options.photo]),
             "label": components.label,
         }
+    image: ImageOptions = {"photo": options.photo, "orient": False, "dtype": options.dtype}
     if options.recipe == "segmentation":
-        return dp.segmentation(crop=options.crop, photo=options.photo, mask=options.mask, orient=False)
-    graph = dp.classification_train(crop=options.crop, photo=options.photo, orient=False)
+        return dp.segmentation(crop=options.crop, mask=options.mask, **image)
+    if options.recipe == "evaluation":
+        return dp.classification_eval(resize=options.resize, crop=options.crop, **image)
+    graph = dp.classification_train(crop=options.crop, **image)
     return lambda components, random: graph(components, GivenCrops(components))
 
 
@@ -195,7 +205,7 @@ def open_synthetic(shards: ShardSet, *, options: LoaderOptions) -> Iterator[Benc
         whole["encoded"] = torch.zeros(size * num_bytes, dtype=torch.uint8)
         whole["cu_seqlens"] = torch.arange(size + 1, dtype=torch.int32) * num_bytes
     else:
-        whole["image"] = torch.randn(size, 3, crop, crop, generator=draw).to(device)
+        whole["image"] = torch.randn(size, 3, crop, crop, generator=draw).to(device, getattr(torch, options.dtype))
     if options.mask is not None:
         whole["mask"] = torch.randint(1, 4, (size, 1, crop, crop), dtype=torch.uint8, generator=draw).to(device)
 
@@ -206,3 +216,28 @@ def open_synthetic(shards: ShardSet, *, options: LoaderOptions) -> Iterator[Benc
             yield cast("BenchBatch", {name: part[: ends.get(name, rows)] for name, part in whole.items()})
 
     yield BenchLoader(epoch, options=options, decode="none")
+
+
+@contextlib.contextmanager
+def open_obstore(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLoader]:
+    """Get every shard of a bucket of S3 as a whole, `OBSTORE_GETS` at a time, and drop the bytes: no client gets more.
+
+    A batch has the number of samples of a shard, and nothing of it.
+    """
+    from obstore.store import S3Store
+
+    place = s3_place(shards)
+    store = S3Store(place.bucket, endpoint=place.endpoint, client_options={"allow_http": True})
+    counts = dict(zip(shards.names, IndexedSet(shards).manifest.samples.tolist(), strict=True))
+
+    def get(name: str) -> int:
+        for _ in store.get(name).stream(min_chunk_size=4 << 20):
+            pass
+        return int(counts[name])
+
+    def epoch() -> Iterator[BenchBatch]:
+        for num in pool.map(get, shards.names):
+            yield {"label": torch.zeros(num, dtype=torch.int64)}
+
+    with ThreadPoolExecutor(OBSTORE_GETS) as pool:
+        yield BenchLoader(epoch, options=options, decode="none")

@@ -11,20 +11,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Device = Literal["auto", "cpu", "gpu"]
-Recipe = Literal["segmentation", "classification", "encoded"]
+Recipe = Literal["segmentation", "classification", "evaluation", "encoded"]
 """What the loaders of a run make of a sample: see `bench.loaders.recipe`."""
 
-DECODES = ("pil", "turbo")
-"""The decoders of loaders without DALI: Pillow, or libjpeg-turbo and libpng through ``torchvision.io``."""
+Dtype = Literal["float32", "uint8"]
+
+DECODES = ("pil", "turbo", "nvimgcodec")
+"""The decoders of loaders without DALI: Pillow; libjpeg-turbo through ``torchvision.io``; and NVIDIA's nvImageCodec,
+which comes with DALI: on the CPU it has libjpeg-turbo decode only the crop of a photo, as DALI does (whole masks, by
+torchvision)."""
 ALL_PARTS = frozenset({"image", "mask", "label", "key", "normalised", "encoded"})
 """The parts of a `BenchBatch`, and ``normalised`` for normalised photos."""
 PARTS: Mapping[str, frozenset[str]] = {
     "segmentation": ALL_PARTS - {"encoded"},
     "classification": ALL_PARTS - {"encoded", "mask"},
+    "evaluation": ALL_PARTS - {"encoded", "mask"},
     "encoded": frozenset({"encoded", "label", "key"}),
 }
 """Recipe -> the parts of its batches."""
-CROPS: Mapping[str, int] = {"segmentation": 350, "classification": 224, "encoded": 224}
+CROPS: Mapping[str, int] = {"segmentation": 350, "classification": 224, "evaluation": 224, "encoded": 224}
 """Recipe -> the default height and width of its image, in pixels."""
 
 
@@ -35,7 +40,7 @@ class BenchBatch(TypedDict, total=False):
     """
 
     image: "Tensor"
-    """float32 [B, 3, crop, crop], ImageNet-normalised; uint8 if the loader does not give ``normalised``."""
+    """float32 [B, 3, crop, crop], ImageNet-normalised; uint8 if the run asks for that, or the loader gives no other."""
     mask: "Tensor"
     """uint8 [B, 1, crop, crop], 0 outside the mask; the segmentation recipe only."""
     label: "Tensor"
@@ -63,6 +68,8 @@ class LoaderOptions:
     """DALI's threads, or worker processes: one for each core, for every loader."""
     crop: int = 350
     decode: str = "pil"
+    dtype: Dtype = "float32"
+    """Of images. ``uint8``: pixels as they are, which the model normalises."""
     recipe: Recipe = "segmentation"
     photo: str = "image.jpg"
     """A component, or alternatives as graphs take them: ``jpg;jpeg``."""
@@ -80,6 +87,11 @@ class LoaderOptions:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if (self.mask is None) != (self.recipe != "segmentation"):
             raise ValueError(f"mask must name a component for the recipe segmentation only, got {self.mask!r}")
+
+    @property
+    def resize(self) -> int:
+        """The shorter side to which the evaluation recipe resizes a photo: 256 for a crop of 224."""
+        return self.crop * 256 // 224
 
     @property
     def delivery_device(self) -> str:

@@ -80,8 +80,10 @@ _EACH_CORE = "by a process on each core"
 LOADERS: dict[str, LoaderEntry] = {
     "dali": LoaderEntry(module=_OURS, opens="open_dali", makes=_INDEX, decodes_window=True),
     "memory": LoaderEntry(module=_OURS, opens="open_memory", makes=_INDEX, decodes_window=True),
+    "obstore": LoaderEntry(
+        module=_OURS, opens="open_obstore", extra="cloud", requires=("obstore",), source=("s3",), gives=frozenset()
+    ),
     "webloader": _peer("webloader", decodes=DECODES),
-    "webloader-tutorial": _peer("webloader", opens="open_tutorial", decodes=("pil",)),
     "dali-s3": _peer(
         "dali_readers",
         opens="open_s3",

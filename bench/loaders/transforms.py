@@ -1,12 +1,13 @@
 """Decode components to tensors as a PyTorch user would write it, for all recipes.
 
 `SampleDecoder` is the reference and takes one sample at a time. `BatchDecoder` is for the peers that decode in Python;
-it makes whole batches in less time. Both decode the whole photo and cut the window out of it: neither Pillow nor
-torchvision can decode a part.
+it makes whole batches in less time. Pillow and torchvision decode the whole photo, because they cannot decode a part;
+nvImageCodec can.
 """
 
 import io
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
@@ -15,14 +16,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
-from torchvision import transforms
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import functional
 from torchvision.transforms.v2 import functional as tensors
 
 from bench.loaders.encoded import components_of
 from bench.loaders.protocol import BenchBatch, LoaderOptions
-from bench.loaders.recipe import Crop, crop_of
+from bench.loaders.recipe import crop_of
 from dali_pipes.reader.buffers import Buffers
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -40,26 +40,28 @@ class TensorSample(TypedDict):
     key: str
 
 
-def photo_transform(crop: int) -> Any:
-    """Return ``CenterCrop(crop) -> ToTensor -> Normalize``: a Pillow RGB image to float32 [3, crop, crop]."""
-    return transforms.Compose([transforms.CenterCrop(crop), normalised_tensor])
+def recipe_photo(photo: Image.Image, options: LoaderOptions, *, num_bytes: int) -> Any:
+    """Make the recipe's image of a photo as torchvision does: Pillow RGB. ``num_bytes`` is the size of its file."""
+    if options.recipe == "classification":
+        crop = crop_of(num_bytes, height=photo.height, width=photo.width)
+        resized = functional.resized_crop(photo, *crop[:4], [options.crop, options.crop])
+        return functional.hflip(resized) if crop.is_flipped else resized
+    if options.recipe == "evaluation":
+        photo = functional.resize(photo, [options.resize])
+    return functional.center_crop(photo, [options.crop, options.crop])
 
 
-def normalised_tensor(photo: Image.Image) -> Any:
-    """Return ``ToTensor -> Normalize`` of a Pillow RGB image: float32 [3, height, width]."""
+def image_tensor(photo: Image.Image, options: LoaderOptions) -> Any:
+    """Return ``ToTensor -> Normalize`` of a Pillow RGB image, float32 [3, height, width]; or its pixels, uint8."""
+    if options.dtype == "uint8":
+        return functional.pil_to_tensor(photo)
     # inplace: nothing else uses ToTensor's result. It saves a copy of 1.5 MB a sample and changes no bit.
     return functional.normalize(functional.to_tensor(photo), IMAGENET_MEAN, IMAGENET_STD, inplace=True)
 
 
-def cropped_photo(photo: Image.Image, crop: Crop, size: int) -> Any:
-    """Cut out a crop and resize it as ``RandomResizedCrop`` does, flip it if the crop says so: Pillow RGB."""
-    resized = functional.resized_crop(photo, crop.top, crop.left, crop.height, crop.width, [size, size])
-    return functional.hflip(resized) if crop.is_flipped else resized
-
-
-def mask_transform(crop: int) -> Any:
-    """Return ``CenterCrop(crop)`` that keeps class ids: a Pillow ``L`` image to uint8 [1, crop, crop]."""
-    return transforms.Compose([transforms.CenterCrop(crop), transforms.PILToTensor()])
+def centre_tensor(image: Image.Image, options: LoaderOptions) -> Any:
+    """Return ``CenterCrop(crop)`` of a Pillow image, the levels as they are: uint8 [channels, crop, crop]."""
+    return functional.pil_to_tensor(functional.center_crop(image, [options.crop, options.crop]))
 
 
 class SampleDecoder:
@@ -67,17 +69,16 @@ class SampleDecoder:
 
     def __init__(self, options: LoaderOptions) -> None:
         self._options = options
-        self._photo, self._mask = photo_transform(options.crop), mask_transform(options.crop)
 
     def __call__(self, sample: Mapping[str, Any]) -> TensorSample:
         photo, mask, label, key = components_of(sample, self._options)
         if self._options.recipe == "encoded":
             return {"encoded": _as_tensor(photo), "label": label, "key": key}
-        image = _opened(photo, "RGB")
+        image = recipe_photo(_opened(photo, "RGB"), self._options, num_bytes=len(photo))
+        made: TensorSample = {"image": image_tensor(image, self._options), "label": label, "key": key}
         if mask is not None:
-            return {"image": self._photo(image), "mask": self._mask(_opened(mask, "L")), "label": label, "key": key}
-        crop = crop_of(len(photo), height=image.height, width=image.width)
-        return {"image": normalised_tensor(cropped_photo(image, crop, self._options.crop)), "label": label, "key": key}
+            made["mask"] = centre_tensor(_opened(mask, "L"), self._options)
+        return made
 
 
 class BatchDecoder:
@@ -90,9 +91,6 @@ class BatchDecoder:
 
     def __init__(self, options: LoaderOptions) -> None:
         self._options = options
-        put, put_crop = (_put_turbo, _put_crop_turbo) if options.decode == "turbo" else (_put_pil, _put_crop_pil)
-        self._put_mask = put
-        self._put_photo = put_crop if options.recipe == "classification" else put
         std = torch.tensor(IMAGENET_STD, dtype=torch.float64)[:, None, None]
         mean = torch.tensor(IMAGENET_MEAN, dtype=torch.float64)[:, None, None]
         self._scale, self._shift = (1 / (255 * std)).float(), (mean / std).float()
@@ -109,19 +107,21 @@ class BatchDecoder:
         if self._options.mask is not None:
             batch["mask"] = _new_tensor((len(samples), 1, side, side), torch.uint8)
         for row, (photo, mask, _, _) in enumerate(found):
-            self._put_photo(photo, images[row])
-            images[row].mul_(self._scale).sub_(self._shift)
+            _put_photo(photo, images[row], self._options)
+            if images.dtype == torch.float32:
+                images[row].mul_(self._scale).sub_(self._shift)
             if mask is not None:
-                self._put_mask(mask, batch["mask"][row])
+                _put_mask(mask, batch["mask"][row], self._options)
         return batch
 
     def _new_images(self, shape: tuple[int, ...]) -> Tensor:
         """Return uninitialised images; those of a thread lie in memory that is used again, as our loader's do."""
         if get_worker_info() is not None:
-            return _new_tensor(shape, torch.float32)
+            return _new_tensor(shape, getattr(torch, self._options.dtype))
         self._buffers = self._buffers or Buffers()  # not before: the decoder is pickled
-        num_bytes = math.prod(shape) * 4
-        return torch.from_numpy(self._buffers.take(num_bytes)[:num_bytes].view(np.float32)).view(shape)
+        dtype = np.dtype(self._options.dtype)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return torch.from_numpy(self._buffers.take(num_bytes)[:num_bytes].view(dtype)).view(shape)
 
 
 def encoded_batch(samples: Sequence[tuple[Any, Any, int, str]]) -> BenchBatch:
@@ -147,37 +147,74 @@ def _opened(data: bytes, mode: str) -> Image.Image:
         return image if image.mode == mode else image.convert(mode)
 
 
-def _put_pil(data: bytes, row: Tensor) -> None:
-    """Decode into the centre of ``row``, [channels, crop, crop], of any dtype; levels stay as they are."""
-    photo = _opened(data, "RGB" if len(row) == 3 else "L")
-    (left, width), (top, height), place = _centre(photo.width, photo.height, row)
-    pixels = np.asarray(photo.crop((left, top, left + width, top + height)))
-    place.numpy()[...] = pixels.reshape(height, width, len(row)).transpose(2, 0, 1)
+def _put_photo(data: bytes, row: Tensor, options: LoaderOptions) -> None:
+    """Decode, and put the recipe's image into ``row``, [3, crop, crop], of any dtype; levels stay as they are."""
+    if options.decode == "pil":
+        pixels = np.asarray(recipe_photo(_opened(data, "RGB"), options, num_bytes=len(data)))
+        row.numpy()[...] = pixels.transpose(2, 0, 1)
+        return
+    photo = _Region(data) if options.decode == "nvimgcodec" else _Whole(data, ImageReadMode.RGB)
+    if options.recipe == "segmentation":
+        _put_centre(photo, row)
+    elif options.recipe == "evaluation":
+        resized = tensors.resize(photo.part(0, 0, photo.height, photo.width), [options.resize], antialias=True)
+        row.copy_(tensors.center_crop(resized, [options.crop, options.crop]))
+    else:
+        crop = crop_of(len(data), height=photo.height, width=photo.width)
+        # Of uint8: the older functions would convert it to float32 and back.
+        resized = tensors.resize(photo.part(*crop[:4]), [options.crop, options.crop], antialias=True)
+        row.copy_(tensors.hflip(resized) if crop.is_flipped else resized)
 
 
-def _put_turbo(data: bytes, row: Tensor) -> None:
-    """The same as `_put_pil`, with torchvision's decoders."""
-    photo = decode_image(_as_tensor(data), mode=ImageReadMode.RGB if len(row) == 3 else ImageReadMode.GRAY)
-    (left, width), (top, height), place = _centre(photo.shape[2], photo.shape[1], row)
-    place.copy_(photo[:, top : top + height, left : left + width])
+def _put_mask(data: bytes, row: Tensor, options: LoaderOptions) -> None:
+    """Decode a mask and put its centre into ``row``, uint8 [1, crop, crop]."""
+    if options.decode == "pil":
+        row.copy_(centre_tensor(_opened(data, "L"), options))
+    else:
+        _put_centre(_Whole(data, ImageReadMode.GRAY), row)
 
 
-def _put_crop_pil(data: bytes, row: Tensor) -> None:
-    """Decode, and put the classification recipe's crop into ``row``, [3, crop, crop]; levels stay as they are."""
-    photo = _opened(data, "RGB")
-    crop = crop_of(len(data), height=photo.height, width=photo.width)
-    pixels = np.asarray(cropped_photo(photo, crop, row.shape[-1]))
-    row.numpy()[...] = pixels.transpose(2, 0, 1)
+class _Whole:
+    """An image that torchvision has decoded."""
+
+    def __init__(self, data: bytes, mode: ImageReadMode) -> None:
+        self._pixels = decode_image(_as_tensor(data), mode=mode)
+        self.height, self.width = self._pixels.shape[1:]
+
+    def part(self, top: int, left: int, height: int, width: int) -> Any:
+        return self._pixels[:, top : top + height, left : left + width]
 
 
-def _put_crop_turbo(data: bytes, row: Tensor) -> None:
-    """The same as `_put_crop_pil`, with torchvision's decoders and its resampling of tensors."""
-    photo = decode_image(_as_tensor(data), mode=ImageReadMode.RGB)
-    top, left, height, width, is_flipped = crop_of(len(data), height=photo.shape[1], width=photo.shape[2])
-    size = [row.shape[-1], row.shape[-1]]
-    # Of uint8: the older functions would convert it to float32 and back.
-    resized = tensors.resized_crop(photo, top, left, height, width, size, antialias=True)
-    row.copy_(tensors.hflip(resized) if is_flipped else resized)
+class _Region:
+    """A photo whose parts nvImageCodec decodes, by libjpeg-turbo, in the calling thread."""
+
+    def __init__(self, data: bytes) -> None:
+        from nvidia import nvimgcodec
+
+        if not hasattr(_of_thread, "decoder"):
+            _of_thread.decoder = nvimgcodec.Decoder(
+                device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
+                max_num_cpu_threads=1,
+                backends=[nvimgcodec.Backend(nvimgcodec.CPU_ONLY)],
+            )
+            _of_thread.settings = nvimgcodec.DecodeParams(apply_exif_orientation=False)
+        self._codec, self._stream = nvimgcodec, nvimgcodec.CodeStream(data)
+        self.height, self.width = self._stream.height, self._stream.width
+
+    def part(self, top: int, left: int, height: int, width: int) -> Any:
+        region = self._codec.Region(start=(top, left), end=(top + height, left + width))
+        stream = self._stream.get_sub_code_stream(region=region)
+        decoded = _of_thread.decoder.decode(stream, params=_of_thread.settings)
+        return torch.from_numpy(np.asarray(decoded.cpu())).permute(2, 0, 1)
+
+
+_of_thread = threading.local()
+
+
+def _put_centre(image: "_Whole | _Region", row: Tensor) -> None:
+    """Put the centre of an image into ``row``, as ``CenterCrop`` does."""
+    (left, width), (top, height), place = _centre(image.width, image.height, row)
+    place.copy_(image.part(top, left, height, width))
 
 
 def _centre(width: int, height: int, row: Tensor) -> tuple[tuple[int, int], tuple[int, int], Tensor]:

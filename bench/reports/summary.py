@@ -158,6 +158,24 @@ def values_of(record: Record, figure: str) -> list[float]:
     return [] if any(value is None for value in values) else [float(value) for value in values]
 
 
+def differing(report: Report, *, share: float = 0.1) -> list[str]:
+    """Name rows and figures of `RATIOS` whose 95 % interval, or range of few repeats, is wider than ``share``.
+
+    Only of runs that have ratios.
+    """
+    found: list[str] = []
+    records = report["records"] if report["baseline"] is not None else ()
+    for record in records:
+        for name in RATIOS:
+            if values := values_of(record, name):
+                interval = median_interval(values)
+                low, high = interval.low or min(values), interval.high or max(values)
+                if high - low > share * interval.median:
+                    varied = setting_text({one: record["setting"].get(one) for one in setting_names(records)})
+                    found.append(f"{label_of(record)}{varied and f' ({varied})'}, {name}: {low:.4g} to {high:.4g}")
+    return found
+
+
 def shown_figures(report: Report, figures: Sequence[str] | None = None) -> list[str]:
     """The figures of a report's table: those that are named, else `BRIEF` of a run, and all of other benchmarks."""
     chosen = figures or (BRIEF if kind_of(report) == "run" else FIGURES)

@@ -1,6 +1,7 @@
 """Write tables and notes of records, as text or Markdown, also into documents such as the README."""
 
 import re
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,9 +71,17 @@ def format_table(
     ``figures`` are names of `FIGURES`, by default `shown_figures`; those that no record has are left out. ``intervals``
     shows the interval of every figure of a run, not only of those that have a ratio.
     """
+    rows, left = _table_rows(report, figures=figures, intervals=intervals)
+    return format_rows(rows, markdown=markdown, left=left) if rows else "nothing was timed"
+
+
+def _table_rows(
+    report: Report, *, figures: Sequence[str] | None = None, intervals: bool = False
+) -> tuple[list[list[str]], int]:
+    """Return the rows of `format_table`, first the titles, and how many columns are names; without repeats, none."""
     records = [record for record in report["records"] if record["repeats"]]
     if not records:
-        return "nothing was timed"
+        return [], 0
     chosen, varied = shown_figures(report, figures), setting_names(records)
     has_ratios = report["baseline"] is not None
     header = [SETTING_TITLES[name] for name in varied] + ["loader"]
@@ -92,7 +101,7 @@ def format_table(
             if name in RATIOS and has_ratios:
                 row.append(ratio_cell(report, record, name))
         rows.append(row)
-    return format_rows(rows, markdown=markdown, left=len(varied) + 1)
+    return rows, len(varied) + 1
 
 
 def report_text(report: Report) -> str:
@@ -144,10 +153,34 @@ def _loader_notes(records: Sequence[Record]) -> list[str]:
             f"{', '.join(converted)}: read local copies, converted from the shards before, on a disk of this machine; "
             "they make no request that is delayed or counted."
         )
-    windowed = [name for name, entry in entries.items() if entry.decodes_window]
-    if windowed and any("image" in entry.gives and name not in windowed for name, entry in entries.items()):
-        notes.append(f"{', '.join(windowed)}: decode only the part of a photo that the crop keeps.")
+    windowed = {
+        label_of(record): entries[record["loader"]].decodes_window or record["decode"] == "nvimgcodec"
+        for record in records
+        if record["loader"] in entries and "image" in record.get("gives", ())
+    }
+    if len(set(windowed.values())) == 2:
+        names = ", ".join(name for name, is_windowed in windowed.items() if is_windowed)
+        notes.append(f"{names}: decode only the part of a photo that the crop keeps.")
     return notes
+
+
+def origin_of(report: Report) -> str:
+    """Return when, on which commit and where a record was made, and how quiet the machine was."""
+    environment, quiet = report["environment"], report.get("quiet_ms")
+    cpu, commit = environment.get("cpu", {}), environment.get("commit")
+    of_commit = "" if not commit else f" at {commit[:8]}{' with changes' if environment.get('is_dirty') else ''}"
+    loop = (
+        ""
+        if not quiet
+        else (
+            f"; a fixed loop on all cores, between the turns: {statistics.median(quiet):.0f} ms "
+            f"({min(quiet):.0f}-{max(quiet):.0f})"
+        )
+    )
+    return (
+        f"Measured on {str(environment.get('date'))[:10]}{of_commit}, {cpu.get('cores_available')} cores of "
+        f"{cpu.get('model')}{loop}."
+    )
 
 
 def conditions_of(report: Report) -> list[tuple[str, str]]:
@@ -194,7 +227,7 @@ def markdown_page(reports: Sequence[tuple[str, Report]]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-START = "<!-- bench report RECORD [--baseline LOADER] [--loaders LOADER,...] [FIGURE]... -->"
+START = "<!-- bench report RECORD[,RECORD] [--baseline LOADER] [--loaders LOADER,...] [FIGURE]... -->"
 STOP = "<!-- end of bench report -->"
 _START = re.compile(r"^[ \t]*<!-- bench report (?P<words>[^\n]+?) -->[ \t]*$", re.MULTILINE)
 _STOP = re.compile(rf"^[ \t]*{re.escape(STOP)}[ \t]*$", re.MULTILINE)
@@ -252,6 +285,22 @@ def _table(words: str, folder: Path) -> str:
     if unknown := [figure for figure in figures if figure not in FIGURES]:
         raise ValueError(f"a figure must be one of {', '.join(FIGURES)}, got '{unknown[0]}'")
     loaders = None if given["loaders"] is None else given["loaders"].split(",")
-    shown = restricted(read_run(folder / given["record"]), baseline=given["baseline"], loaders=loaders)
-    notes = "\n".join(f"* {note.removeprefix('* ')}" for note in notes_of(shown))
-    return f"{format_table(shown, markdown=True, figures=figures or None)}\n\n{notes}"
+    reports = [
+        restricted(read_run(folder / record), baseline=given["baseline"], loaders=loaders)
+        for record in given["record"].split(",")
+    ]
+    notes = [f"* {note.removeprefix('* ')}" for report in reports for note in [*notes_of(report), origin_of(report)]]
+    return f"{_side_by_side(reports, figures or None)}\n\n{chr(10).join(dict.fromkeys(notes))}"
+
+
+def _side_by_side(reports: Sequence[Report], figures: Sequence[str] | None) -> str:
+    """Return a table of one record; or of several, whose columns say the recipe, with the loaders that all have."""
+    if len(reports) == 1:
+        return format_table(reports[0], markdown=True, figures=figures)
+    tables = [_table_rows(report, figures=figures)[0] for report in reports]
+    rows = [["loader"]] + [row[:1] for row in tables[0][1:]]
+    for report, (titles, *found) in zip(reports, tables, strict=True):
+        cells = {row[0]: row[1:] for row in found}
+        rows[0] += [f"{report['options'].get('recipe', kind_of(report))}: {title}" for title in titles[1:]]
+        rows = [rows[0]] + [row + cells[row[0]] for row in rows[1:] if row[0] in cells]
+    return format_rows(rows, markdown=True)

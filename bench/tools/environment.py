@@ -1,11 +1,14 @@
 """Describe the origin of figures, as JSON: versions, hardware, commit and date."""
 
 import datetime
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +33,27 @@ PACKAGES = (
     "s3torchconnector",
 )
 
+_BLOCK = bytes(1 << 20)
 EXTRAS = ("matplotlib", "psutil", "torchvision")
 
 
 def available_cores() -> int:
     """The cores that this process may use. Under ``taskset`` or Slurm the machine has more."""
     return len(os.sched_getaffinity(0))
+
+
+def quiet_ms() -> float:
+    """Time a fixed loop on all cores at once, in ms of wall time: another program on this machine makes it longer."""
+
+    def loop(_: int) -> None:
+        made = hashlib.sha256()
+        for _ in range(32):
+            made.update(_BLOCK)  # without Python's lock
+
+    with ThreadPoolExecutor(available_cores()) as pool:
+        began = time.perf_counter()
+        list(pool.map(loop, range(available_cores())))
+    return round(1000 * (time.perf_counter() - began), 2)
 
 
 def check_extras() -> None:
@@ -52,7 +70,7 @@ def describe_environment() -> dict[str, Any]:
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **_commit(),
+        **describe_commit(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "versions": _versions(),
@@ -77,16 +95,21 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _commit() -> dict[str, Any]:
-    """The checkout's commit, and whether files differ from it; ``None`` for an installed package."""
+def describe_commit() -> dict[str, Any]:
+    """The checkout's commit, and whether files other than documents and records differ from it; ``None`` for an
+    installed package.
+    """
     root = Path(__file__).resolve().parents[2]
     try:
         if not (root / ".git").exists():
             raise FileNotFoundError
-        commit, changed = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
+        commit, changed = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", *_CODE)
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "is_dirty": None}
     return {"commit": commit, "is_dirty": bool(changed)}
+
+
+_CODE = ("--", ".", ":!*.md", ":!bench/results")
 
 
 def _git(root: Path, *arguments: str) -> str:

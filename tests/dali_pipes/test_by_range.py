@@ -273,11 +273,13 @@ def test_few_samples_that_are_larger_than_the_mean_have_their_space(tmp_path: Pa
     large = make_samples(sizes)
     (tmp_path / "large").mkdir()
     shards = write_shards(tmp_path / "large", large, per_shard=PER_SHARD)
+    with pytest.raises(dp.CacheError) as refused, few(shards, dp.Cache(directory=tmp_path, max_bytes=1)):
+        pass
+    estimated = int(str(refused.value).partition("the shards take ")[2].split()[0])
     with few(shards, cache) as loader:
-        before = loader.parts.share.reserved
         read_few(loader, large)
         held = loader.parts.share._opened.table.resident_bytes
-        assert before < held <= loader.parts.share.reserved
-    tight = dp.Cache(directory=tmp_path, max_bytes=before)
+        assert estimated < held <= loader.parts.share.reserved
+    tight = dp.Cache(directory=tmp_path, max_bytes=estimated)
     with few(shards, tight) as loader, pytest.raises(dp.CacheError, match="this loader must be able to hold"):
         list(loader)

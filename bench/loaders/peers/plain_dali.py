@@ -66,7 +66,8 @@ def decoded_outputs(photo: Any, mask: Any | None, options: LoaderOptions, *, dev
 
         return [fn.pad(photo), photo.shape(dtype=types.INT64)]
     if mask is None:
-        return [_classification_image(photo, options, device=device)]
+        make = _evaluation_image if options.recipe == "evaluation" else _classification_image
+        return [make(photo, options, device=device)]
     from nvidia.dali import fn, math, types
 
     def window_of(encoded: Any, output_type: Any) -> Any:
@@ -90,11 +91,9 @@ def decoded_outputs(photo: Any, mask: Any | None, options: LoaderOptions, *, dev
     }
     image = fn.crop_mirror_normalize(
         window_of(photo, types.RGB),
-        mean=MEAN,
-        std=STD,
         # The operator does not normalise padding; these are the normalised values of a pixel of 0.
-        fill_values=[-mean / std for mean, std in zip(MEAN, STD, strict=True)],
-        dtype=types.FLOAT,
+        fill_values=0 if options.dtype == "uint8" else [-mean / std for mean, std in zip(MEAN, STD, strict=True)],
+        **values_of(options),
         **crop,
     )
     return [image, fn.crop_mirror_normalize(window_of(mask, types.GRAY), dtype=types.UINT8, **crop)]
@@ -118,11 +117,38 @@ def _classification_image(photo: Any, options: LoaderOptions, *, device: str) ->
     return fn.crop_mirror_normalize(
         fn.resize(pixels, size=(options.crop, options.crop), interp_type=types.INTERP_LINEAR, antialias=True),
         mirror=fn.cast(crop[4], dtype=types.INT32),
-        mean=MEAN,
-        std=STD,
-        dtype=types.FLOAT,
         output_layout="CHW",
+        **values_of(options),
     )
+
+
+def _evaluation_image(photo: Any, options: LoaderOptions, *, device: str) -> Any:
+    from nvidia.dali import fn, math, types
+
+    # Sizes and offsets of torchvision's Resize and CenterCrop; DALI's own round otherwise.
+    size = fn.peek_image_shape(photo, dtype=types.INT64, adjust_orientation=False)[0:2]
+    resized = size * options.resize // math.min(size[0], size[1])
+    slack = resized - options.crop
+    position = fn.cast((slack + (slack // 2 & 1)) // 2, dtype=types.FLOAT) / math.max(slack, 1)
+    pixels = fn.decoders.image(
+        photo, device="mixed" if device == "cuda" else "cpu", output_type=types.RGB, adjust_orientation=False
+    )
+    return fn.crop_mirror_normalize(
+        fn.resize(pixels, size=fn.cast(resized, dtype=types.FLOAT), interp_type=types.INTERP_LINEAR, antialias=True),
+        crop=(options.crop, options.crop),
+        crop_pos_y=position[0],
+        crop_pos_x=position[1],
+        rounding="round",
+        output_layout="CHW",
+        **values_of(options),
+    )
+
+
+def values_of(options: LoaderOptions) -> dict[str, Any]:
+    """Return the arguments of ``fn.crop_mirror_normalize`` for normalised images, or for pixels as they are."""
+    from nvidia.dali import types
+
+    return {"dtype": types.UINT8} if options.dtype == "uint8" else {"dtype": types.FLOAT, "mean": MEAN, "std": STD}
 
 
 def opened_pipeline(

@@ -1,5 +1,6 @@
 """The engine on a scenario that measures nothing: order, processes, interrupts, failures, records."""
 
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import psutil
 import pytest
 
+from bench.engine.options import run_and_tell
 from bench.engine.scenario import Scenario, run_scenario
 from bench.engine.turn_process import TurnProcess, call_apart, fork_server
 from bench.tools.folders import RunFolder
@@ -116,6 +118,35 @@ def test_turn_that_fails_in_its_process_is_named(how: str, message: str) -> None
     probe = Probe(fails="0b", how=how, timeout_s=0.5 if how == "hang" else None, repeats=1)
     with pytest.raises(PipesError, match=message):
         run_scenario(probe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedProbe(HereProbe):
+    """Subject ``b`` is slower in every round."""
+
+    ratio_to: ClassVar[str | None] = "a"
+    slower: float = 1.0
+
+    def measure(self, made: Path, subject: str, number: int) -> dict[str, Any]:
+        return {"figures": {"samples_per_s": 100.0 / self.slower**number if subject == "b" else 100.0}}
+
+
+def test_record_is_published_only_of_a_commit_and_of_steady_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "record.json"
+    found: dict[str, Any] = {"commit": "0123", "is_dirty": True}
+    monkeypatch.setattr("bench.tools.environment.describe_commit", lambda: found)
+    with pytest.raises(ValueError, match="whose code is a commit's"):
+        run_and_tell(TimedProbe(), json_path=record, publish=True)
+    found["is_dirty"] = False
+    with pytest.raises(PipesError, match=r"not written: the repeats differ by more than 10 % in 'b, samples_per_s: 82"):
+        run_and_tell(TimedProbe(slower=1.1), json_path=record, publish=True)
+    assert not record.exists()
+    run_and_tell(TimedProbe(slower=1.01), json_path=record, publish=True)
+    loops = json.loads(record.read_text())["quiet_ms"]
+    assert len(loops) == 10, "before, between and after nine turns"
+    assert min(loops) > 0
 
 
 def test_settings_are_checked_first(tmp_path: Path) -> None:

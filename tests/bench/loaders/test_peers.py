@@ -51,7 +51,15 @@ def test_copy_in_the_bucket_is_read_from_there_and_removed(
     assert [found.name for found in bucket_shards.store.list("")] == before
 
 
-ON_S3 = ("dali", "webloader:turbo", "dali-s3", "s3torchconnector:turbo", "litdata-s3:turbo", "mosaic-s3:turbo")
+ON_S3 = (
+    "dali",
+    "obstore",
+    "webloader:turbo",
+    "dali-s3",
+    "s3torchconnector:turbo",
+    "litdata-s3:turbo",
+    "mosaic-s3:turbo",
+)
 
 
 @pytest.mark.nightly

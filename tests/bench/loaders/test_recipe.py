@@ -19,16 +19,19 @@ from bench.loaders.recipe import choose_recipe, crop_of, crop_table, crops_of
 from bench.loaders.registry import LOADERS, LoaderSpec, open_loader
 from dali_pipes.store.urls import resolve_shards
 from tests.bench.conftest import NUM_SAMPLES, loader_cases
+from tests.lazy import Lazy
 from tests.shards import Sample, mask_bytes, photo_bytes, write_shards
 
 if TYPE_CHECKING:
     from dali_pipes.store.shard_set import ShardSet
 
-ALWAYS = ("dali", "webloader", "webloader-tutorial", "dali-external", "synthetic")
+torch = Lazy("torch")
+
+ALWAYS = ("dali", "webloader", "dali-external", "synthetic")
 """These loaders are tested in every run. The other loaders are tested nightly."""
 
 
-@pytest.fixture(scope="module", params=["classification", "encoded"])
+@pytest.fixture(scope="module", params=["classification", "evaluation", "encoded"])
 def chosen(request: pytest.FixtureRequest, options: LoaderOptions) -> LoaderOptions:
     return replace(options, recipe=request.param, mask=None)
 
@@ -75,7 +78,21 @@ def test_loader_makes_what_the_recipe_says(
     if chosen.recipe == "encoded" and spec.decode not in (None, *LOADERS[spec.name].decodes[:1]):
         pytest.skip("nothing is decoded")
     batch = compare_two_epochs(spec.name, pets, spec.apply(chosen), reference)
-    assert set(batch) & {"mask", "image", "encoded"} == {"image" if chosen.recipe == "classification" else "encoded"}
+    assert set(batch) & {"mask", "image", "encoded"} == {"encoded" if chosen.recipe == "encoded" else "image"}
+
+
+@pytest.mark.parametrize("name", ["dali", "dali-external", "webloader:pil", "webloader:nvimgcodec", "spdl:turbo"])
+@pytest.mark.parametrize("recipe", ["segmentation", "classification"])
+def test_loader_gives_pixels_as_they_are(name: str, recipe: Any, pets: ShardSet, options: LoaderOptions) -> None:
+    """uint8, which is normalised here, is what Pillow and torchvision make."""
+    spec, mask = LoaderSpec.parse(name), options.mask if recipe == "segmentation" else None
+    own = spec.apply(replace(options, recipe=recipe, mask=mask, dtype="uint8"))
+    gives = LOADERS[spec.name].gives - {"normalised"}
+    with Reference.open(pets, options=own) as expected, open_loader(spec.name, pets, options=own) as loader:
+        tolerance = tolerance_of(decode=loader.decode, device=loader.device, recipe=recipe)
+        found = compare_epoch(loader.epoch(), expected, loader=name, tolerance=tolerance, gives=gives)
+        assert found.num_samples == NUM_SAMPLES
+        assert {batch["image"].dtype for batch in loader.epoch()} == {torch.uint8}
 
 
 @pytest.mark.parametrize("name", ["dali", "dali-s3", pytest.param("webloader", marks=pytest.mark.nightly)])

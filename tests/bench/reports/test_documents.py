@@ -118,6 +118,28 @@ def test_check_writes_nothing_and_fails_where_a_table_is_old(document: Path, tmp
     assert "| webloader " not in second
 
 
+def test_two_records_stand_side_by_side(document: Path) -> None:
+    """By the loaders that both have; each says when it was made, and the notes that are alike come once."""
+    other = report(record("webloader", 150, 9.0), record("dali", 450, 5.0, decode="dali"), record("spdl", 1, 1))
+    other["options"] = other["options"] | {"recipe": "evaluation"}
+    (document.parent / "results" / "other.json").write_text(json.dumps(other | {"quiet_ms": [20.0, 21.0, 24.0]}))
+    document.write_text(f"<!-- bench report results/run.json,results/other.json samples_per_s -->\n{STOP}\n")
+    update_document(document)
+    lines = document.read_text().splitlines()
+    titles, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
+    assert titles[0] == "loader"
+    assert [title.partition(":")[2].strip() for title in titles[1:]] == ["samples/s", "x webloader (pil)"] * 2
+    assert titles[3].startswith("evaluation: ")
+    assert [(row[0], row[1].split()[0], row[3].split()[0]) for row in rows] == [
+        ("dali", "900", "450"),
+        ("webloader (pil)", "300", "150"),
+    ]
+    notes = [line for line in lines if line.startswith("* ")]
+    assert len([note for note in notes if "interleaved repeats" in note]) == 1
+    assert [note[:46] for note in notes if "Measured" in note] == ["* Measured on 2026-11-21 at 01234567 with chan"] * 2
+    assert any("a fixed loop on all cores, between the turns: 21 ms (20-24)." in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.reports.summary import CONFIDENCE, median_interval, paired_ratio, restricted, unpaired_ratio
+from bench.reports.summary import CONFIDENCE, differing, median_interval, paired_ratio, restricted, unpaired_ratio
 from bench.reports.tables import format_table, report_text
 
 from .records import SEVEN, record, report
@@ -29,6 +29,16 @@ def test_rows_hold_medians_intervals_and_paired_ratios() -> None:
     turns = (0.9, 1.1, 0.95, 1.05, 1.0, 1.12, 0.88)
     uneven = report(record("webloader", 300, 7, turns=(1.0,) * 7), record("a", 300, 7, turns=turns))
     assert cells_of(uneven)[2][2] == "1.00 [0.90-1.12] ?", "too wide to be called equal"
+
+
+def test_rows_whose_repeats_differ_are_named() -> None:
+    """By more than a tenth: the interval of the median, so one slow turn of seven does not matter."""
+    steady, slow_once = (1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01), (1.0, 1.01, 0.99, 1.2, 1.0, 1.0, 1.01)
+    run = report(record("a", 300, 7, turns=steady), record("b", 300, 7, turns=slow_once), record("c", 900, 2.5))
+    assert [text.split(":")[0] for text in differing(run)] == ["c (pil), samples_per_s", "c (pil), cpu_ms_per_sample"]
+    few = record("a", 300, 7, turns=(1.0, 1.0, 1.2), setting={"latency_ms": 20.0})
+    first, *_ = differing(report(few, record("a", 300, 7, turns=steady)))
+    assert first.startswith("a (pil) (latency ms 20), samples_per_s: 250 to 300")
 
 
 def test_one_record_shows_ratios_to_any_of_its_loaders() -> None:

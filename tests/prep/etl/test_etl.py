@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from dali_pipes.cli import main
 from dali_pipes.errors import DataError, StoreError
@@ -96,7 +95,8 @@ def test_broken_shards_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("size", "mode"), [((500, 375), "RGB"), ((347, 500), "L"), ((201, 120), "RGB")])
 def test_pets_is_torchvisions_transform(size: tuple[int, int], mode: str) -> None:
     """Crop, padding and normalisation match the tutorial; pixels differ at most in float32's last bits."""
-    from bench.loaders.transforms import mask_transform, photo_transform
+    from bench.loaders.protocol import LoaderOptions
+    from bench.loaders.transforms import SampleDecoder
 
     photo, mask = encode_photo(size=size, mode=mode), encode_mask(size=size)
     shard = make_shard({"a": {"image.jpg": photo, "cls": b"3", "trimap.png": mask}})
@@ -105,9 +105,10 @@ def test_pets_is_torchvisions_transform(size: tuple[int, int], mode: str) -> Non
     assert made["a.cls"] == b"3"
     image, trimap = (np.load(io.BytesIO(made[name])) for name in ("a.image.npy", "a.trimap.npy"))
     assert (image.shape, image.dtype, trimap.shape, trimap.dtype) == ((3, 350, 350), "float32", (1, 350, 350), "uint8")
-    wanted = photo_transform(350)(Image.open(io.BytesIO(photo)).convert("RGB")).numpy()
-    np.testing.assert_allclose(image, wanted, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(trimap, mask_transform(350)(Image.open(io.BytesIO(mask))).numpy())
+    sample = {"__key__": "a", "image.jpg": photo, "cls": b"3", "trimap.png": mask}
+    wanted = SampleDecoder(LoaderOptions(crop=350))(sample)
+    np.testing.assert_allclose(image, wanted["image"].numpy(), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(trimap, wanted["mask"].numpy())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,142 @@
+"""Measure all figures of README, figures and comparison anew, at one commit: ``make figures PETS=~/pets``.
+
+A scenario is a command of `dali-pipes bench`, and its record is ``bench/results/NAME.json``. A record that this commit
+made is kept, so after an interruption the same command goes on. A scenario whose repeats differ too much is tried
+again, `TRIES` times in all. What is still missing is named at the end; if nothing is, the documents are updated.
+
+PETS is a folder with the Oxford-IIIT Pet data set, ``images/*.jpg`` and ``annotations/trimaps/*.png``, or a part of it.
+The peers' packages are in `.venv-figures`; LitData and Streaming want older versions of some that we have.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.tools.environment import describe_commit  # noqa: E402
+from bench.tools.repeat import repeat_shards  # noqa: E402
+from dali_pipes.store.urls import open_store, resolve_shards  # noqa: E402
+from prep.index import index_shards  # noqa: E402
+from tests.servers.clouds import s3_cloud  # noqa: E402
+
+RESULTS, WORK = ROOT / "bench" / "results", ROOT / ".figures"
+DOCUMENTS = ("README.md", "docs/figures.md", "docs/comparison.md")
+NUM_SAMPLES, NUM_SHARDS, TRIES = 1160, 8, 3
+PROGRAM = (sys.executable, "-m", "dali_pipes")
+
+_BEST = "dali,dali-external,webloader:turbo,webloader:nvimgcodec,spdl:turbo,spdl:nvimgcodec"
+_ALL = f"{_BEST},memory,webloader:pil,litdata:turbo,mosaic:turbo"
+_IN_BUCKET = "dali,dali-s3,dali-external,webloader:turbo,s3torchconnector:turbo,litdata-s3:turbo,mosaic-s3:turbo"
+_PETS = "--shards {pets} --baseline spdl:turbo --recipe"
+
+SCENARIOS: Mapping[str, str] = {
+    # The recipes, warm.
+    "classification": f"run {_PETS} classification --loaders {_ALL} --repeats 9",
+    "segmentation": f"run {_PETS} segmentation --loaders {_ALL} --repeats 9",
+    "evaluation": f"run {_PETS} evaluation --loaders {_BEST}",
+    "uint8": f"run {_PETS} classification --loaders {_BEST} --dtype uint8",
+    "photo-side": f"sweep {_PETS} classification --loaders {_BEST} --over photo-side=250,500,1150",
+    "ranks": f"sweep {_PETS} classification --loaders {_BEST} --over ranks=1,2",
+    # From an empty cache.
+    "cold": f"run {_PETS} classification --loaders {_BEST} --cache cold --repeats 11",
+    "latency": f"sweep {_PETS} classification --loaders {_BEST} --cache cold --over latency-ms=0,20,100",
+    "bucket": f"run --shards {{s3}} --recipe classification --loaders {_IN_BUCKET} --cache cold --repeats 9",
+    "bucket-encoded": f"run --shards {{s3}} --recipe encoded --loaders obstore,{_IN_BUCKET.replace(':turbo', '')} "
+    "--baseline obstore --cache cold --repeats 9",
+    "aistore": f"run --shards ais://pets/ --endpoint {{ais}} --recipe classification --loaders aistore:turbo,{_BEST}",
+    # Parts, without decoding.
+    "feed": "feed --masks without --batch-sizes 16,64,256 --repeats 7",
+    "fetch": "fetch --repeats 15",
+    "windows": "windows --repeats 3",
+    "open": "open --repeats 3",
+    "au": "run --shards {pets} --au resnet50_h100 --loaders dali,webloader:turbo,dali-external --samples 11600",
+}
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description="Measure the figures of the documents anew.")
+    options.add_argument("--pets", type=Path, required=True, help="folder of the Oxford-IIIT Pet data set")
+    options.add_argument("--only", nargs="+", choices=list(SCENARIOS), help="these scenarios; updates no document")
+    given = options.parse_args()
+    if (commit := describe_commit())["is_dirty"] is not False:
+        options.error("figures belong to a commit: commit your changes first")
+    if not (given.pets / "images").is_dir():
+        options.error(f"--pets '{given.pets}': expected a folder with images/ and annotations/trimaps/")
+    missing = []
+    with _data(given.pets) as places:
+        for name, command in SCENARIOS.items():
+            if (given.only and name not in given.only) or _is_made(name, commit["commit"]):
+                continue
+            if "{ais}" in command and "ais" not in places:
+                click.echo(f"{name}: without AIS_ENDPOINT its record stays as it is")
+            elif not _measured(name, command.format(**places)):
+                missing.append(name)
+    if missing:
+        click.echo(f"not measured: {', '.join(missing)}; run the same command on a quieter machine", err=True)
+    elif given.only is None:
+        updates = [argument for document in DOCUMENTS for argument in ("--update", str(ROOT / document))]
+        subprocess.run([*PROGRAM, "bench", "report", *updates], check=True)  # noqa: S603
+    return int(bool(missing))
+
+
+@contextmanager
+def _data(pets: Path) -> Iterator[dict[str, str]]:
+    """Yield where the shards lie: in a directory, in a bucket of S3, and of AIStore if AIS_ENDPOINT names one."""
+    shards = WORK / "pets"
+    if not shards.is_dir():
+        for folder in ("packed", "making"):
+            shutil.rmtree(WORK / folder, ignore_errors=True)
+            (WORK / folder).mkdir(parents=True)
+        command = [*PROGRAM, "prep", "pack", "pets", str(pets), str(WORK / "packed"), "--max-count", "30"]
+        subprocess.run(command, check=True)  # noqa: S603
+        packed = resolve_shards(str(WORK / "packed"), endpoint=None)
+        made = repeat_shards(packed, directory=WORK / "making", num_samples=NUM_SAMPLES, num_shards=NUM_SHARDS)
+        index_shards(made)
+        (WORK / "making").rename(shards)
+    shutil.rmtree(WORK / "s3", ignore_errors=True)
+    (WORK / "s3").mkdir()
+    endpoint = os.environ.pop("AIS_ENDPOINT", None)  # with it, s3:// would be a bucket of the cluster
+    with s3_cloud(WORK / "s3") as cloud:
+        os.environ.update(cloud.environment)
+        cloud.make_bucket("pets")
+        places = {"pets": str(shards), "s3": "s3://pets/"} | ({"ais": endpoint} if endpoint else {})
+        for url, server in [("s3://pets/", None)] + ([("ais://pets/", endpoint)] if endpoint else []):
+            store = open_store(url, endpoint=server)[0]
+            store.create()
+            for path in shards.glob("*.tar"):
+                store.upload(path.name, path)
+            index_shards(resolve_shards(url, endpoint=server))
+        yield places
+
+
+def _is_made(name: str, commit: str) -> bool:
+    path = RESULTS / f"{name}.json"
+    return path.is_file() and json.loads(path.read_text())["environment"]["commit"] == commit
+
+
+def _measured(name: str, command: str) -> bool:
+    """Run a scenario until its record may be published, `TRIES` times at most."""
+    words = [*PROGRAM, "bench", *command.split(), "--publish", "--json", str(RESULTS / f"{name}.json")]
+    for number in range(1, TRIES + 1):
+        click.echo(f"\n{name}, try {number} of {TRIES}: bench {command}")
+        began = time.monotonic()
+        done = subprocess.run(words, check=False)  # noqa: S603
+        click.echo(f"{name}: {(time.monotonic() - began) / 60:.0f} minutes, exit code {done.returncode}")
+        if done.returncode == 0:
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
