@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (970, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_830, 249
+SUM_LINES, SUM_MODULES = 57_840, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:

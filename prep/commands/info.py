@@ -165,6 +165,10 @@ def _print_set(found: "SetInfo") -> None:
 
 def _print_classes(found: "SetInfo") -> None:
     counts = found.class_counts
+    if not any(counts.values()):
+        names = [printable(found.classes.get(label, ""), max_chars=_NAME) for label in counts]
+        print_line(f"\n{len(counts)} classes, which no sample has (its boxes may): {shown(names)}")
+        return
     largest = sorted(counts, key=lambda label: -counts[label])
     print_line("")
     print_line(f"{len(counts)} classes of {counts[largest[-1]]} to {counts[largest[0]]} samples", bold=True)

@@ -93,7 +93,7 @@ def folders_of(directory: Path) -> list[str]:
 
 def holds_photos(directory: Path) -> bool:
     """Whether there is a photo in a directory, or in a folder below it."""
-    return any(is_photo(path.name) for path in _walk(directory, {}))
+    return any(is_photo(path.name) and path.name[0] != "." for path in _walk(directory, {}))
 
 
 class _Found:
@@ -127,6 +127,11 @@ class _Found:
         before = len(self._records)
         keyed: dict[str, list[Path]] = {}  # mostly a key has a single photo
         for path in sorted(_walk(folder, self._seen)):
+            if path.name[0] == ".":
+                # Of macOS's archives, a file ._1.jpg beside each 1.jpg is no photo.
+                if is_photo(path.name) and path.name[:2] != "._":
+                    self.source.others.append(f"{path.relative_to(self._directory)}: hidden, begins with a dot")
+                continue
             if not is_photo(path.name):
                 self.leave_out(path)
                 continue
@@ -171,7 +176,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _walk(folder: Path, seen: dict[tuple[int, int], Path]) -> Iterator[Path]:
-    """All files below ``folder`` without a hidden part in their path; links are followed.
+    """All files below ``folder``, not below hidden folders; links are followed.
 
     ``seen`` remembers the folders of all classes: device and inode -> path.
     """
@@ -181,18 +186,18 @@ def _walk(folder: Path, seen: dict[tuple[int, int], Path]) -> Iterator[Path]:
         raise DataError(
             f"'{folder}' and '{earlier}' are the same folder: its photos would be packed again; remove the link"
         )
-    for entry in _entries(folder):
-        if _is_folder(entry):
-            yield from _walk(Path(entry), seen)
-        else:
+    for entry in _entries(folder, hidden=True):
+        if not _is_folder(entry):
             yield Path(entry)
+        elif entry.name[0] != ".":
+            yield from _walk(Path(entry), seen)
 
 
-def _entries(folder: Path) -> "list[os.DirEntry[str]]":
-    """The entries of a folder that are not hidden, sorted by name."""
+def _entries(folder: Path, *, hidden: bool = False) -> "list[os.DirEntry[str]]":
+    """The entries of a folder, sorted by name; those that begin with a dot only if ``hidden``."""
     try:
         with os.scandir(folder) as entries:
-            return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+            return sorted((entry for entry in entries if hidden or entry.name[0] != "."), key=lambda entry: entry.name)
     except OSError as exc:
         raise StoreError(f"cannot read the folder '{folder}': {exc.strerror or exc}") from exc
 

@@ -167,6 +167,10 @@ def check_boxes(boxes: Float64s, *, height: int, width: int) -> None:
             f"expected left <= right and top <= bottom, found {shown(boxes[wrong[0], :4])} (left, top, right, "
             "bottom); if these are left, top, width and height, pass box_format='xywh'"
         )
+    if len(boxes) and 0 < boxes[:, :4].max() <= 1 < max(height, width):
+        raise ValueError(
+            f"expected boxes in pixels of the photo, found {shown(boxes[0, :4])}, which looks like shares of its sides"
+        )
     outside = (left < -SLACK) | (top < -SLACK) | (right > width + SLACK) | (bottom > height + SLACK)
     if (wrong := np.flatnonzero(outside)).size:
         raise ValueError(

@@ -112,6 +112,12 @@ def test_info_of_a_known_set(tmp_path: Path) -> None:
     assert mask.pixels is None
 
 
+def test_classes_of_boxes_are_named_without_a_count(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"0": "cat", "1": "dog"})
+    write_shards(tmp_path, [Sample("a", {"jpg": photo_bytes(1, 40, 33), "boxes.json": b"[]"})], per_shard=1)
+    assert "2 classes, which no sample has (its boxes may): 'cat', 'dog'" in call(tmp_path).stdout
+
+
 def test_pixels_are_those_of_numpy(tmp_path: Path) -> None:
     """Mean and deviation against a computation in floating point; each photo counts the same, whatever its size."""
     samples = make_samples([(40, 30), (120, 90), (64, 64)])

@@ -85,7 +85,7 @@ def test_imagefolder_class_is_the_folder_and_key_the_path(tmp_path: Path) -> Non
 
 def test_imagefolder_skips_and_names_what_is_no_photo(tmp_path: Path) -> None:
     write_photos(tmp_path, "a/1.jpg", "a/2.CR2", "a/notes.txt", "a/.DS_Store", "a/.cache/2.jpg", "a/LICENCE")
-    write_photos(tmp_path, "top.jpg", "Thumbs.db", ".git/x.jpg")
+    write_photos(tmp_path, "top.jpg", "Thumbs.db", ".git/x.jpg", "a/.3.jpg", "a/._1.jpg")
     (tmp_path / "b").mkdir()
     source = imagefolder(tmp_path)
     assert [record.key for record in source.records] == ["a/1"]
@@ -96,6 +96,7 @@ def test_imagefolder_skips_and_names_what_is_no_photo(tmp_path: Path) -> None:
     assert list(source.noted) == ["b: no photo in this class"]
     assert list(source.others) == [
         "Thumbs.db: .db: not a photo by its extension",
+        "a/.3.jpg: hidden, begins with a dot",
         "a/LICENCE: no extension: not a photo by its extension",
         "a/notes.txt: .txt: not a photo by its extension",
     ]
