@@ -27,7 +27,7 @@ MOST = {
     "dali_pipes/store/cluster": (2_260, 11),
     "dali_pipes/store/http": (1_770, 5),
     "prep": (710, 6),
-    "prep/commands": (2_610, 12),
+    "prep/commands": (2_620, 12),
     "prep/embedded": (1_660, 8),
     "prep/etl": (670, 3),
     "prep/inspect": (1_950, 8),
@@ -35,7 +35,7 @@ MOST = {
     "prep/photos": (470, 2),
     "prep/recode": (630, 2),
     "prep/shuffle": (2_290, 7),
-    "prep/sources": (2_070, 10),
+    "prep/sources": (2_080, 10),
     "prep/tar": (450, 2),
     "prep/versions": (1_200, 6),
     "prep/workers": (610, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (970, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_840, 249
+SUM_LINES, SUM_MODULES = 57_850, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:
