@@ -99,7 +99,7 @@ reference: $(VENV)/.installed-dev  ## docs/reference from docstrings and --help;
 	$(BIN)/python docs/make_pictures.py
 
 # Peers that want older versions of what we have; what is in $(VENV) comes behind.
-PEERS := litdata,mosaic,s3torchconnector
+PEERS := litdata,mosaic,energon,s3torchconnector
 SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 figures: .venv-figures/.installed  ## the figures of README and docs anew, at this commit, of the photos in PETS; two hours
 	.venv-figures/bin/python docs/make_figures.py --pets "$(PETS)"

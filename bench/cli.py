@@ -15,7 +15,6 @@ SCENARIOS = {
     "fetch": "Fetch the same objects with our transport, the SDK and curl.",
     "open": "Open loaders of a simulated bucket of a million shards, and list it.",
     "resume": "Time the first batch after a resume, and at the start of an epoch.",
-    "tfrecord": "Write and load the same samples as tars and as TFRecord files.",
     "windows": "Load through caches that hold all of a data set or a part, near and far from its server.",
 }
 

@@ -35,32 +35,39 @@ DOCUMENTS = ("README.md", "docs/figures.md", "docs/comparison.md")
 NUM_SAMPLES, NUM_SHARDS, TRIES = 1160, 8, 3
 PROGRAM = (sys.executable, "-m", "dali_pipes")
 
-_BEST = "dali,dali-external,webloader:turbo,webloader:nvimgcodec,spdl:turbo,spdl:nvimgcodec"
-_ALL = f"{_BEST},memory,webloader:pil,litdata:turbo,mosaic:turbo"
-_IN_BUCKET = "dali,dali-s3,dali-external,webloader:turbo,s3torchconnector:turbo,litdata-s3:turbo,mosaic-s3:turbo"
-_PETS = "--shards {pets} --baseline spdl:turbo --recipe"
+_BEST = "dali,dali-webdataset,dali-external,webloader:turbo,webloader:nvimgcodec,spdl:turbo,spdl:nvimgcodec"
+_ALL = f"{_BEST},memory,webloader:pil,litdata:nvimgcodec,mosaic:nvimgcodec,energon:nvimgcodec"
+_IN_BUCKET = "dali,dali-s3,dali-external,webloader{0},spdl{0},s3torchconnector{0},litdata-s3{0},mosaic-s3{0}"
+_PETS = "--shards {pets} --baseline spdl:nvimgcodec --recipe"
+_SERVED = _BEST.replace("dali-webdataset,", "")
+_EPOCHS = "--samples 4640"  # four times the samples: long against the beginning of an epoch
 
 SCENARIOS: Mapping[str, str] = {
     # The recipes, warm.
-    "classification": f"run {_PETS} classification --loaders {_ALL} --repeats 9",
-    "segmentation": f"run {_PETS} segmentation --loaders {_ALL} --repeats 9",
+    "classification": f"run {_PETS} classification --loaders {_ALL} {_EPOCHS}",
+    "segmentation": f"run {_PETS} segmentation --loaders {_ALL} {_EPOCHS}",
     "evaluation": f"run {_PETS} evaluation --loaders {_BEST}",
     "uint8": f"run {_PETS} classification --loaders {_BEST} --dtype uint8",
     "photo-side": f"sweep {_PETS} classification --loaders {_BEST} --over photo-side=250,500,1150",
     "ranks": f"sweep {_PETS} classification --loaders {_BEST} --over ranks=1,2",
     # From an empty cache.
-    "cold": f"run {_PETS} classification --loaders {_BEST} --cache cold --repeats 11",
-    "latency": f"sweep {_PETS} classification --loaders {_BEST} --cache cold --over latency-ms=0,20,100",
-    "bucket": f"run --shards {{s3}} --recipe classification --loaders {_IN_BUCKET} --cache cold --repeats 9",
-    "bucket-encoded": f"run --shards {{s3}} --recipe encoded --loaders obstore,{_IN_BUCKET.replace(':turbo', '')} "
+    "cold": f"run {_PETS} classification --loaders {_BEST} --cache cold --repeats 9",
+    "latency": f"sweep {_PETS} classification --loaders {_SERVED} --cache cold --over threads=2,8 "
+    "--over latency-ms=0,100",
+    "bucket": f"run --shards {{s3}} --recipe classification --loaders {_IN_BUCKET.format(':nvimgcodec')} "
+    "--baseline dali-external --cache cold --repeats 9",
+    "bucket-encoded": f"run --shards {{s3}} --recipe encoded --loaders obstore,{_IN_BUCKET.format('')} "
     "--baseline obstore --cache cold --repeats 9",
-    "aistore": f"run --shards ais://pets/ --endpoint {{ais}} --recipe classification --loaders aistore:turbo,{_BEST}",
+    "aistore": "run --shards ais://pets/ --endpoint {ais} --recipe classification --loaders "
+    f"aistore:nvimgcodec,{_SERVED} --baseline dali-external",
     # Parts, without decoding.
     "feed": "feed --masks without --batch-sizes 16,64,256 --repeats 7",
     "fetch": "fetch --repeats 15",
     "windows": "windows --repeats 3",
     "open": "open --repeats 3",
-    "au": "run --shards {pets} --au resnet50_h100 --loaders dali,webloader:turbo,dali-external --samples 11600",
+    # As many shards as 1 to 6 accelerators can share evenly.
+    "au": "run --shards {pets} --au resnet50_h100 --au-most 6 --loaders dali,dali-webdataset,dali-external,"
+    "webloader:nvimgcodec,spdl:nvimgcodec --samples 11600 --num-shards 60",
 }
 
 

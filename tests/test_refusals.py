@@ -90,7 +90,7 @@ CASES = [
         "--baseline synthetic": "must be one of the loaders", "--recipe encoded --mask m": "no mask, got --mask 'm'"}),
     (DataError, command("bench"), {
         "run --shards plain": "no sample has a label", "run --shards set/s-@1": "name it without @1",
-        "resume --shards set": "less than three batches", "tfrecord --shards plain": "is not indexed: dali-pipes",
+        "resume --shards set": "less than three batches",
         "feed --photo x --masks without --shards set": "no component 'x' (found: ",
         "feed --masks with --shards plain": "no component is a mask by its name; name it: --mask"}),
     (DataError, command("prep"), {
@@ -205,4 +205,4 @@ def test_bench_finds_a_bucket_of_the_environment_and_skips_loaders_that_cannot_b
     large = protocol.LoaderOptions(device="cpu", batch_size=1 << 60)
     assert workers.fitting_batch_size(large, num_shards=1) < 1 << 50
     monkeypatch.setenv("PATH", "/none")  # no git
-    assert environment._commit() == {"commit": None, "is_dirty": None}
+    assert environment.describe_commit() == {"commit": None, "is_dirty": None}

@@ -41,17 +41,17 @@ MOST = {
     "prep/workers": (610, 3),
     "bench": (350, 3),
     "bench/commands": (500, 3),
-    "bench/compare": (1_520, 6),
+    "bench/compare": (1_510, 6),
     "bench/engine": (770, 4),
     "bench/gpu": (1_010, 5),
-    "bench/loaders": (1_520, 8),
-    "bench/loaders/peers": (1_070, 8),
+    "bench/loaders": (1_560, 8),
+    "bench/loaders/peers": (1_130, 8),
     "bench/reports": (1_380, 6),
     "bench/scenarios": (1_800, 8),
     "bench/tools": (970, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_850, 249
+SUM_LINES, SUM_MODULES = 57_940, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:

@@ -204,9 +204,7 @@ def _rows_of(batch: BenchBatch, *, where: str, wanted: frozenset[str]) -> list[d
     columns: dict[str, Any] = {
         name: part.cpu() if isinstance(part, torch.Tensor) else part for name, part in batch.items() if name in wanted
     }
-    if "encoded" in wanted and isinstance(columns["encoded"], list):
-        columns["encoded"] = [torch.from_numpy(data.copy()) for data in columns["encoded"]]  # torch warns of read-only
-    elif "encoded" in wanted:
+    if "encoded" in wanted:
         ends = batch["cu_seqlens"].tolist()
         columns["encoded"] = [columns["encoded"][start:end] for start, end in itertools.pairwise(ends)]
     size = len(batch["key"])

@@ -190,15 +190,15 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None,
         )
 
     report = run_scenario(scenario, keep=keep)
-    unsteady = differing(report) if publish else []
-    _tell(report, json_path=None if unsteady else json_path)
+    unsteady, failed = differing(report) if publish else [], report.get("failed")
+    _tell(report, json_path=None if unsteady or (publish and failed) else json_path)
     if unsteady:
         raise PipesError(
             f"not written: the repeats differ by more than 10 % in {shown(unsteady)}; a fixed loop took "
             f"{min(report['quiet_ms'])} to {max(report['quiet_ms'])} ms between the turns, longer where other programs "
             "ran; end them, or raise --repeats"
         )
-    if failed := report.get("failed"):
+    if failed:
         names = dict.fromkeys(row["loader"] for row in failed)
         raise PipesError(f"failed, and left out of the table: {shown([*names])}; the notes below the table say why")
 

@@ -122,12 +122,12 @@ def components_of(
     return parts[0], parts[1], label_of(parts[2], key=key, shard=shard), key
 
 
-def label_of(data: bytes, *, key: str, shard: str | None = None) -> int:
+def label_of(data: bytes | memoryview, *, key: str, shard: str | None = None) -> int:
     """Return the class id that ``cls`` holds."""
     try:
-        return int(data)
+        return int(bytes(data))
     except ValueError as exc:
-        raise DataError(f"{_place(shard, key)}: cls must be a number, got {data[:40]!r}") from exc
+        raise DataError(f"{_place(shard, key)}: cls must be a number, got {bytes(data[:40])!r}") from exc
 
 
 def checked_fields(sample: EncodedSample, fields: Collection[str], *, shard: str) -> EncodedSample:

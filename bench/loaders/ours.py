@@ -5,8 +5,10 @@
 
 import contextlib
 import itertools
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from dali_pipes.order.plan import Plan
 
 PREFETCH_QUEUE_DEPTH = 2  # dali_pipes.loader's default
-OBSTORE_GETS = 8
+OBSTORE_GETS, COUNTS = 8, "counts.json"
 
 
 @contextlib.contextmanager
@@ -38,16 +40,9 @@ def open_dali(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLoad
     """Open ``dali_pipes.loader`` as in a training script; its shards stay staged for all epochs."""
     import dali_pipes as dp
 
-    graph = graph_of(options)
-    if options.recipe == "encoded":
-        # As a user would ask for bytes that no operator takes: views of the buffer that they were read into, no copy.
-        graph = lambda components, random: {  # noqa: E731
-            "encoded": components.listed(options.photo, lambda data: data),
-            "label": components.label,
-        }
     with dp.loader(
         shard_urls(shards),
-        graph,
+        graph_of(options),
         batch_size=options.batch_size,
         seed=options.seed,
         last_batch_policy="PARTIAL",
@@ -218,21 +213,26 @@ def open_synthetic(shards: ShardSet, *, options: LoaderOptions) -> Iterator[Benc
     yield BenchLoader(epoch, options=options, decode="none")
 
 
+def prepare_obstore(shards: ShardSet, *, directory: Path) -> None:
+    """Write how many samples each shard has, so that no turn reads it."""
+    counts = dict(zip(shards.names, IndexedSet(shards).manifest.samples.tolist(), strict=True))
+    (directory / COUNTS).write_text(json.dumps(counts))
+
+
 @contextlib.contextmanager
-def open_obstore(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLoader]:
-    """Get every shard of a bucket of S3 as a whole, `OBSTORE_GETS` at a time, and drop the bytes: no client gets more.
+def open_obstore(shards: ShardSet, *, options: LoaderOptions, place: str) -> Iterator[BenchLoader]:
+    """Get every shard of a bucket of S3 as a whole by obstore, `OBSTORE_GETS` at a time, and drop the bytes.
 
     A batch has the number of samples of a shard, and nothing of it.
     """
     from obstore.store import S3Store
 
-    place = s3_place(shards)
-    store = S3Store(place.bucket, endpoint=place.endpoint, client_options={"allow_http": True})
-    counts = dict(zip(shards.names, IndexedSet(shards).manifest.samples.tolist(), strict=True))
+    bucket = s3_place(shards)
+    store = S3Store(bucket.bucket, endpoint=bucket.endpoint, client_options={"allow_http": True})
+    counts = json.loads((Path(place) / COUNTS).read_text())
 
     def get(name: str) -> int:
-        for _ in store.get(name).stream(min_chunk_size=4 << 20):
-            pass
+        store.get(name).bytes()
         return int(counts[name])
 
     def epoch() -> Iterator[BenchBatch]:

@@ -46,11 +46,10 @@ class BenchBatch(TypedDict, total=False):
     label: "Tensor"
     """int64 [B], the class id in ``cls``."""
     key: list[str]
-    encoded: "Tensor | list[Any]"
-    """The photos' files; the encoded recipe only. uint8 [sum of bytes], one after the other; or, of a loader that hands
-    over its own memory, a list of B arrays, uint8 [bytes]."""
+    encoded: "Tensor"
+    """uint8 [sum of bytes], the photos' files, one after the other; the encoded recipe only."""
     cu_seqlens: "Tensor"
-    """int32 [B + 1], where each photo's file begins in a tensor ``encoded``, and the sum; not beside a list."""
+    """int32 [B + 1], where each photo's file begins in ``encoded``, and the sum."""
 
 
 def num_rows(batch: BenchBatch) -> int:

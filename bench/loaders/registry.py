@@ -76,22 +76,28 @@ _LITDATA: dict[str, Any] = {"prepares": "prepare", "extra": "litdata", "requires
 _MOSAIC: dict[str, Any] = {"prepares": "prepare", "extra": "mosaic", "requires": ("streaming",), "decodes": DECODES}
 _BY_S3: dict[str, Any] = {"source": ("ais", "s3"), "in_bucket": True}
 _EACH_CORE = "by a process on each core"
+_DALI_INDEX: dict[str, Any] = {
+    "prepares": "prepare_index",
+    "makes": "index files for DALI's reader, by one process",
+    "decodes_window": True,
+}
 
 LOADERS: dict[str, LoaderEntry] = {
     "dali": LoaderEntry(module=_OURS, opens="open_dali", makes=_INDEX, decodes_window=True),
     "memory": LoaderEntry(module=_OURS, opens="open_memory", makes=_INDEX, decodes_window=True),
     "obstore": LoaderEntry(
-        module=_OURS, opens="open_obstore", extra="cloud", requires=("obstore",), source=("s3",), gives=frozenset()
+        module=_OURS,
+        opens="open_obstore",
+        prepares="prepare_obstore",
+        extra="cloud",
+        requires=("obstore",),
+        source=("s3",),
+        makes="the numbers of samples",
+        gives=frozenset(),
     ),
     "webloader": _peer("webloader", decodes=DECODES),
-    "dali-s3": _peer(
-        "dali_readers",
-        opens="open_s3",
-        prepares="prepare_s3",
-        source=("ais", "s3"),
-        makes="index files for DALI's reader, by one process",
-        decodes_window=True,
-    ),
+    "dali-webdataset": _peer("dali_readers", opens="open_local", source=("local",), **_DALI_INDEX),
+    "dali-s3": _peer("dali_readers", opens="open_s3", source=("ais", "s3"), **_DALI_INDEX),
     "dali-external": _peer("plain_dali", opens="open_external", decodes_window=True),
     "aistore": _peer(
         "bucket_readers",

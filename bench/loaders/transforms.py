@@ -84,9 +84,37 @@ class SampleDecoder:
 class BatchDecoder:
     """A callable from encoded samples, each a dict of bytes as WebDataset has it, to a `BenchBatch`; can be pickled.
 
-    A photo's window is copied from the decoder into its row of the batch and normalised there, in one step: x / (255
-    std) - mean / std. In a worker of a ``DataLoader`` the batch lies in shared memory from the start, as a batch of
-    ``default_collate`` does.
+    A photo's window is copied from the decoder into its row of the batch. In a thread it is normalised there. In a
+    worker of a ``DataLoader`` the batch lies in shared memory from the start, as that of ``default_collate`` does, and
+    its pixels stay uint8 until `Normaliser` takes them where they arrive: a worker fills a quarter of the new pages.
+    """
+
+    def __init__(self, options: LoaderOptions) -> None:
+        self._options, self._normalise = options, Normaliser(options)
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BenchBatch:
+        """Return the batch of ``samples``, in their order."""
+        found = [components_of(sample, self._options) for sample in samples]
+        if self._options.recipe == "encoded":
+            return encoded_batch(found)
+        side, is_worker = self._options.crop, get_worker_info() is not None
+        shape = (len(samples), 3, side, side)
+        images = _new_tensor(shape, torch.uint8) if is_worker else self._normalise.new_images(shape)
+        batch: BenchBatch = {"image": images, **_labels_and_keys(found)}
+        if self._options.mask is not None:
+            batch["mask"] = _new_tensor((len(samples), 1, side, side), torch.uint8)
+        for row, (photo, mask, _, _) in enumerate(found):
+            _put_photo(photo, images[row], self._options)
+            if images.dtype == torch.float32:
+                self._normalise.into(images[row], images[row])
+            if mask is not None:
+                _put_mask(mask, batch["mask"][row], self._options)
+        return batch
+
+
+class Normaliser:
+    """Normalises uint8 images, x / (255 std) - mean / std, into memory that is used again, as our loader's is; can be
+    pickled.
     """
 
     def __init__(self, options: LoaderOptions) -> None:
@@ -96,29 +124,25 @@ class BatchDecoder:
         self._scale, self._shift = (1 / (255 * std)).float(), (mean / std).float()
         self._buffers: Buffers | None = None
 
-    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> BenchBatch:
-        """Return the batch of ``samples``, in their order."""
-        found = [components_of(sample, self._options) for sample in samples]
-        if self._options.recipe == "encoded":
-            return encoded_batch(found)
-        side = self._options.crop
-        images = self._new_images((len(samples), 3, side, side))
-        batch: BenchBatch = {"image": images, **_labels_and_keys(found)}
-        if self._options.mask is not None:
-            batch["mask"] = _new_tensor((len(samples), 1, side, side), torch.uint8)
-        for row, (photo, mask, _, _) in enumerate(found):
-            _put_photo(photo, images[row], self._options)
-            if images.dtype == torch.float32:
-                images[row].mul_(self._scale).sub_(self._shift)
-            if mask is not None:
-                _put_mask(mask, batch["mask"][row], self._options)
-        return batch
+    def __call__(self, batch: BenchBatch) -> BenchBatch:
+        """Normalise the images of a batch if the run asks for that, on a GPU if they are wanted there."""
+        if "image" not in batch or self._options.dtype == "uint8" or batch["image"].dtype == torch.float32:
+            return batch
+        pixels, device = batch["image"], self._options.delivery_device
+        if device != "cpu":
+            moved = pixels.to(device, non_blocking=True)
+            return {**batch, "image": (moved * self._scale.to(device)).sub_(self._shift.to(device))}
+        images = self.new_images(tuple(pixels.shape))
+        for row, image in enumerate(pixels):  # one by one, while it is in the cores' cache
+            self.into(images[row], image)
+        return {**batch, "image": images}
 
-    def _new_images(self, shape: tuple[int, ...]) -> Tensor:
-        """Return uninitialised images; those of a thread lie in memory that is used again, as our loader's do."""
-        if get_worker_info() is not None:
-            return _new_tensor(shape, getattr(torch, self._options.dtype))
-        self._buffers = self._buffers or Buffers()  # not before: the decoder is pickled
+    def into(self, row: Tensor, image: Tensor) -> None:
+        torch.mul(image, self._scale, out=row).sub_(self._shift)
+
+    def new_images(self, shape: tuple[int, ...]) -> Tensor:
+        """Return uninitialised images of the run's dtype."""
+        self._buffers = self._buffers or Buffers()  # not before: this object is pickled
         dtype = np.dtype(self._options.dtype)
         num_bytes = math.prod(shape) * dtype.itemsize
         return torch.from_numpy(self._buffers.take(num_bytes)[:num_bytes].view(dtype)).view(shape)
@@ -198,12 +222,14 @@ class _Region:
                 backends=[nvimgcodec.Backend(nvimgcodec.CPU_ONLY)],
             )
             _of_thread.settings = nvimgcodec.DecodeParams(apply_exif_orientation=False)
-        self._codec, self._stream = nvimgcodec, nvimgcodec.CodeStream(data)
+        self._codec, self._stream = nvimgcodec, nvimgcodec.CodeStream(bytes(data))
         self.height, self.width = self._stream.height, self._stream.width
 
     def part(self, top: int, left: int, height: int, width: int) -> Any:
-        region = self._codec.Region(start=(top, left), end=(top + height, left + width))
-        stream = self._stream.get_sub_code_stream(region=region)
+        stream = self._stream
+        if (height, width) != (self.height, self.width):
+            region = self._codec.Region(start=(top, left), end=(top + height, left + width))
+            stream = stream.get_sub_code_stream(region=region)
         decoded = _of_thread.decoder.decode(stream, params=_of_thread.settings)
         return torch.from_numpy(np.asarray(decoded.cpu())).permute(2, 0, 1)
 

@@ -33,6 +33,7 @@ from bench.reports.summary import (
 )
 from dali_pipes.errors import DataError
 
+WITH_INTERVAL = (*RATIOS, "time_to_first_batch_s")
 UNITS = ("%", "ms", "s", "MiB")
 """Units that a column's title must add; the other titles are units themselves."""
 
@@ -96,7 +97,7 @@ def _table_rows(
         row = [format_setting(record["setting"].get(name)) for name in varied] + [label_of(record)]
         for name in chosen:
             values = values_of(record, name)
-            with_interval = intervals or name in RATIOS or kind_of(report) not in ("run", "feed")
+            with_interval = intervals or name in WITH_INTERVAL or kind_of(report) not in ("run", "feed")
             row.append(format_interval(FIGURES[name], values, with_interval=with_interval) if values else "-")
             if name in RATIOS and has_ratios:
                 row.append(ratio_cell(report, record, name))

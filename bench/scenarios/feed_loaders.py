@@ -155,7 +155,7 @@ def open_webdataset(data: FeedData, options: FeedOptions, *, mapped: bool = Fals
     """
     from nvidia.dali import fn
 
-    files = ReaderFiles(kind="webdataset", paths=shard_urls(data.shards), index_paths=data.index_paths)
+    files = ReaderFiles(paths=shard_urls(data.shards), index_paths=data.index_paths)
     pipeline = plain_pipeline("cpu", options.plain)
     with pipeline:
         photo, mask, label, key = reader_nodes(files, options.plain, pad_last_batch=False, dont_use_mmap=not mapped)

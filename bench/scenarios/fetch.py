@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
+from aistore import Client
 
 from bench.engine.options import ListOption, cache_option, option
 from bench.engine.scenario import Measured, Scenario
@@ -33,7 +34,7 @@ from dali_pipes.formats.manifest import checksum
 from dali_pipes.progress import progress
 from dali_pipes.store.cluster import embedded_node
 from dali_pipes.store.cluster.access import ClusterAccess
-from dali_pipes.store.cluster.ais import AisStore, ais_client
+from dali_pipes.store.cluster.ais import AisStore
 from dali_pipes.store.cluster.endpoint import check_endpoint
 from dali_pipes.store.cluster.objects import StoredObjects, object_url
 from dali_pipes.store.http.objects import ObjectFetcher
@@ -198,7 +199,7 @@ def fetch_ours(task: Objects) -> Cost:
 
 def fetch_sdk(task: Objects) -> Cost:
     """Fetch with the SDK's ``read_all()`` in as many threads; store nothing."""
-    bucket = ais_client(task.endpoint).bucket(task.bucket)
+    bucket = Client(task.endpoint, max_pool_size=task.connections).bucket(task.bucket)
     sizes = [0] * len(task.names)
     kept: list[bytes] = []
     numbers = iter(range(len(task.names)))

@@ -1,5 +1,6 @@
 """The prefix of a data set lists its shards alone, whichever command wrote them: other readers list it, too."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,10 @@ from tests.prep.commands.calls import run_prep
 from tests.prep.versions.sets import class_folders
 
 SAME = "tests.prep.etl.functions:same"
+
+
+BUCKET = f"b{os.getpid()}"
+"""The temporary folder of a shuffle follows from its output's URL: another run of these tests has another one."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,8 @@ class Place:
             listed = [path.name for path in folder.iterdir() if path.name.startswith(start)]
             assert {path.name for path in folder.iterdir() if path.suffix != ".tar"} == {".dali-pipes"}
         else:
-            bucket = AisStore(self.endpoint, "b").client.bucket("b")
-            listed = [entry.name for entry in bucket.list_all_objects(prefix=url.removeprefix("ais://b/"))]
+            bucket = AisStore(self.endpoint, BUCKET).client.bucket(BUCKET)
+            listed = [entry.name for entry in bucket.list_all_objects(prefix=url.removeprefix(f"ais://{BUCKET}/"))]
         assert {name.rpartition(".")[2] for name in listed} == {"tar"}
         if num_samples is not None:
             assert len(dp.loader(
@@ -62,7 +67,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         yield filled(Place(f"{tmp_path}/set", None))
         return
     with embedded_node.start(tmp_path / "node", allow_etl=True) as node:
-        yield filled(Place("ais://b/set", node.endpoint))
+        yield filled(Place(f"ais://{BUCKET}/set", node.endpoint))
 
 
 def test_pack_index_shuffle_transform(place: Place) -> None:

@@ -27,7 +27,6 @@ from bench.loaders.encoded import STREAM_BUFFER_BYTES, EncodedSample, ShuffledNa
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.loaders.s3 import REGION, s3_place
 from bench.loaders.workers import num_shard_workers, open_data_loader
-from dali_pipes.store.cluster.ais import ais_client
 from dali_pipes.store.shard_set import ShardSet
 
 
@@ -46,11 +45,12 @@ class _AistoreSamples(IterableDataset[EncodedSample]):
         self._client: Any = None
 
     def __iter__(self) -> Iterator[EncodedSample]:
+        from aistore import Client
         from aistore.pytorch import AISIterDataset
 
         if self._client is None:
             # The client is made in the worker, because connections cannot be sent to another process.
-            self._client = ais_client(self._endpoint)
+            self._client = Client(self._endpoint)
         # Every worker draws the same order, and the library takes the worker's part of it.
         names = list(self._names)
         bucket = self._client.bucket(self._bucket, provider=self._provider)
@@ -86,6 +86,10 @@ class _S3Samples(IterableDataset[EncodedSample]):
             reader_constructor=S3ReaderConstructor.sequential(),
             s3client_config=S3ClientConfig(force_path_style=self._place.endpoint is not None, unsigned=self._is_open),
         )
-        for reader in objects:
+        readers = iter(objects)
+        following = next(readers, None)
+        while (reader := following) is not None:
+            if (following := next(readers, None)) is not None:
+                following.prefetch()  # asks for the next object while this one is cut
             with io.BufferedReader(reader, STREAM_BUFFER_BYTES) as stream:
                 yield from encoded_samples(stream, shard=f"s3://{self._place.bucket}/{reader.key}")

@@ -1,15 +1,14 @@
 """Load with DALI's own readers, like a script without `dali_pipes`: one pipeline has reader, decoders and crop.
 
-Samples come in the order of the files in each epoch: nothing is shuffled. TFRecord files are those that
-`bench.scenarios.tfrecord` writes.
+Samples come in the order of the files in each epoch: nothing is shuffled.
 
-``dali-s3`` reads a bucket's shards with ``s3://`` URLs (DALI's release notes of 1.38): one ranged GET for each
-component of each sample, over one connection, whatever ``num_threads`` says. ``AWS_ENDPOINT_URL`` names the server.
-``index_paths`` (user guide, "Data Loading: Webdataset") are local files; without them the reader would first read the
-headers of all members. Its ``prefetch_queue_depth`` is raised, as its documentation recommends if the pipeline waits
-for the reader. An ``s3://`` bucket is read where the user's own ``AWS_*`` variables say. AIStore serves S3 below
-``/s3``, and must answer at the proxy's own address (see `_check_reads_ranges`). The first reader of a process makes its
-S3 client, so one process reads from one server.
+``dali-webdataset`` maps local shards, the reader's default. ``dali-s3`` reads a bucket's shards with ``s3://`` URLs
+(DALI's release notes of 1.38): one ranged GET for each component of each sample, over one connection, whatever
+``num_threads`` says. ``AWS_ENDPOINT_URL`` names the server. ``index_paths`` (user guide, "Data Loading: Webdataset")
+are local files; without them the reader would first read the headers of all members. Its ``prefetch_queue_depth`` is
+raised, as its documentation recommends if the pipeline waits for the reader. An ``s3://`` bucket is read where the
+user's own ``AWS_*`` variables say. AIStore serves S3 below ``/s3``, and must answer at the proxy's own address (see
+`_check_reads_ranges`). The first reader of a process makes its S3 client, so one process reads from one server.
 """
 
 import contextlib
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from bench.loaders.encoded import shard_urls
 from bench.loaders.peers.plain_dali import (
     decoded_outputs,
     opened_pipeline,
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from dali_pipes.formats.shard_index import ShardIndex
     from prep.inspect.indexed_set import IndexedSet
 
-ENCODED, KEY, LABEL = "image/encoded", "image/filename", "image/class/label"
-"""The features of photo, key and label in a TFRecord file. A mask has the name of its component."""
 S3_PREFETCH = 4
 ANSWER_TIMEOUT_S = 10.0
 
@@ -47,9 +45,8 @@ READER = "reader"
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderFiles:
-    """The files that one of DALI's readers reads."""
+    """The shards that DALI's reader reads."""
 
-    kind: str
     paths: Sequence[Path | str]
     """Paths, or URLs if the reader takes them."""
     index_paths: Sequence[Path]
@@ -88,7 +85,7 @@ def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> contextlib.Abs
         decoded = decoded_outputs(photo, mask, options, device=device)
         # The rows of a tensor must have one length.
         pipeline.set_outputs(*decoded, fn.pad(label), fn.pad(key))
-    return opened_pipeline(pipeline, options=options, labels=_labels_of(files), keys=keys_of(files), reader_name=READER)
+    return opened_pipeline(pipeline, options=options, labels=_labels, keys=keys_of(files), reader_name=READER)
 
 
 def reader_nodes(files: ReaderFiles, options: LoaderOptions, **arguments: Any) -> tuple[Any, Any, Any, Any]:
@@ -96,46 +93,29 @@ def reader_nodes(files: ReaderFiles, options: LoaderOptions, **arguments: Any) -
 
     ``arguments`` are further ones of the reader.
     """
-    from nvidia.dali import fn, tfrecord
+    from nvidia.dali import fn
 
-    paths = [str(path) for path in files.paths]
-    index_paths = [str(path) for path in files.index_paths]
     masks = [] if options.mask is None else [options.mask]
-    arguments = {"pad_last_batch": True, "name": READER, **arguments}
-    if files.kind == "webdataset":
-        photo, *mask, label = fn.readers.webdataset(
-            paths=paths,
-            index_paths=index_paths,
-            ext=[options.photo, *masks, "cls"],
-            missing_component_behavior="error",
-            prefetch_queue_depth=files.prefetch_queue_depth,
-            **arguments,
-        )
-        return photo, next(iter(mask), None), label, fn.get_property(photo, key="source_info")
-    of_bytes = tfrecord.FixedLenFeature((), tfrecord.string, "")
-    label_feature = tfrecord.FixedLenFeature([1], tfrecord.int64, -1)
-    read = fn.readers.tfrecord(
-        path=paths,
-        index_path=index_paths,
-        features={**dict.fromkeys((ENCODED, *masks, KEY), of_bytes), LABEL: label_feature},
-        **arguments,
+    photo, *mask, label = fn.readers.webdataset(
+        paths=[str(path) for path in files.paths],
+        index_paths=[str(path) for path in files.index_paths],
+        ext=[options.photo, *masks, "cls"],
+        missing_component_behavior="error",
+        prefetch_queue_depth=files.prefetch_queue_depth,
+        **{"pad_last_batch": True, "name": READER, **arguments},
     )
-    return read[ENCODED], next((read[name] for name in masks), None), read[LABEL], read[KEY]
+    return photo, next(iter(mask), None), label, fn.get_property(photo, key="source_info")
 
 
-def _labels_of(files: ReaderFiles) -> Callable[[Any], Any]:
-    """Return the function that converts the reader's padded labels to int64 [B]."""
+def _labels(digits: Any) -> Any:
+    """Convert the reader's padded labels to int64 [B]."""
     import torch
 
-    if files.kind == "tfrecord":
-        return lambda labels: labels.reshape(-1)
-    return lambda digits: torch.tensor([int(padded_text(row)) for row in digits.numpy()])
+    return torch.tensor([int(padded_text(row)) for row in digits.numpy()])
 
 
 def keys_of(files: ReaderFiles) -> Callable[[Any], list[str]]:
-    """Return the function that converts padded names, keys or ``PATH:OFFSET:KEY.COMPONENT``, to keys."""
-    if files.kind == "tfrecord":
-        return padded_keys
+    """Return the function that converts padded names, ``PATH:OFFSET:KEY.COMPONENT``, to keys."""
     starts = tuple(f"{path}:" for path in files.paths)
 
     def key_of(text: str) -> str:
@@ -147,11 +127,18 @@ def keys_of(files: ReaderFiles) -> Callable[[Any], list[str]]:
     return lambda rows: [key_of(text) for text in padded_keys(rows)]
 
 
-def prepare_s3(shards: ShardSet, *, directory: Path) -> None:
+def prepare_index(shards: ShardSet, *, directory: Path) -> None:
     """Write an index of each shard for DALI's reader, from the index beside the shards."""
     from prep.inspect.indexed_set import IndexedSet
 
     write_webdataset_indexes(IndexedSet(shards), directory)
+
+
+def open_local(
+    shards: ShardSet, *, options: LoaderOptions, place: str
+) -> contextlib.AbstractContextManager[BenchLoader]:
+    files = ReaderFiles(paths=shard_urls(shards), index_paths=sorted(Path(place).glob("*.idx")))
+    return open_loader(files, options=options)
 
 
 @contextlib.contextmanager
@@ -161,7 +148,6 @@ def open_s3(shards: ShardSet, *, options: LoaderOptions, place: str) -> Iterator
     if shards.store.endpoint is not None and url is not None and url.startswith("http://"):
         _check_reads_ranges(f"{url}/{bucket}/{quote(shards.names[0])}")
     files = ReaderFiles(
-        kind="webdataset",
         paths=[f"s3://{bucket}/{name}" for name in shards.names],
         index_paths=sorted(Path(place).glob("*.idx")),
         prefetch_queue_depth=S3_PREFETCH,

@@ -1,12 +1,12 @@
 """Load LitData's chunks, converted from shards, with its ``StreamingDataset`` and ``StreamingDataLoader``.
 
-Settings, for litdata 0.2.76 (README): chunks of 64 MB, not compressed ("What chunk_bytes should I use?"); ``shuffle``,
-and no ``drop_last``, so that every sample comes; one worker for each core ("Pause, resume": ``os.cpu_count()``), kept
-for all epochs. Each photo is decoded as a whole where the batch is made (``collate_fn``), straight into the batch in
-shared memory. A local directory is mapped in place ("POSIX-fast", on by default). The photo keeps its bytes: LitData's
-own JPEG field applies EXIF's orientation, which the other loaders do not. ``litdata-s3`` has the library's defaults for
-a bucket (README, "Stream from the cloud"): chunks are downloaded ahead into ``cache_dir``, and stay there while they
-fit into ``max_cache_size``.
+Settings, for litdata 0.2.76 (README): chunks as large as the shards, not compressed: of larger ones two workers share
+one, which the library then reads whole each time it comes back to it; ``shuffle``, and no ``drop_last``, so that every
+sample comes; one worker for each core ("Pause, resume": ``os.cpu_count()``), kept for all epochs. Each photo is decoded
+where the batch is made (``collate_fn``), straight into the batch in shared memory. A local directory is mapped in place
+("POSIX-fast", on by default). The photo keeps its bytes: LitData's own JPEG field applies EXIF's orientation, which the
+other loaders do not. ``litdata-s3`` has the library's defaults for a bucket (README, "Stream from the cloud"): chunks
+are downloaded ahead into ``cache_dir``, in memory as our cache, and stay there while they fit into ``max_cache_size``.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from litdata.streaming import downloader
 
 from bench.loaders.encoded import EncodedSample, checked_fields, encoded_samples, open_stream, shard_urls
 from bench.loaders.protocol import BenchLoader, LoaderOptions
-from bench.loaders.workers import open_data_loader, run_apart
+from bench.loaders.workers import SHARED_MEMORY, open_data_loader, run_apart
 from bench.tools.environment import available_cores
 from bench.tools.folders import RunFolder
 from dali_pipes.store.shard_set import ShardSet
+from prep.inspect.indexed_set import IndexedSet
 
-CHUNK_BYTES = "64MB"  # the README's, "What chunk_bytes should I use?"
 # Its fast client, obstore, gets these options and no others: without this one it refuses a server without TLS, and the
 # environment cannot allow it. Workers import this module with the data set's class.
 downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = "true"
@@ -38,7 +38,9 @@ downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = "true"
 def prepare(shards: ShardSet, *, directory: Path) -> None:
     """Write each sample as a dict of the key and each component's bytes; `_optimize` does it in a new process."""
     with tempfile.TemporaryDirectory(prefix="dali-pipes-litdata-") as scratch:
-        job = {"urls": shard_urls(shards), "endpoint": shards.store.endpoint, "directory": str(directory)}
+        num_samples = -(-IndexedSet(shards).manifest.num_samples // len(shards.names))
+        where = {"urls": shard_urls(shards), "endpoint": shards.store.endpoint, "directory": str(directory)}
+        job = {**where, "chunk_size": max(1, num_samples)}
         run_apart(
             "bench.loaders.peers.litdata",
             json.dumps(job),
@@ -51,7 +53,7 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
 @contextlib.contextmanager
 def open_loader(shards: ShardSet, *, options: LoaderOptions, place: str) -> Iterator[BenchLoader]:
     """Every sample comes exactly once an epoch."""
-    with RunFolder() as folder:
+    with RunFolder(SHARED_MEMORY) as folder:
         samples = _ChunkSamples(place, options, cache_dir=str(folder.new()) if "://" in place else None)
         with open_data_loader(samples, shards, options=options, loader_class=StreamingDataLoader) as loader:
             yield loader
@@ -97,7 +99,7 @@ def _optimize() -> None:
         # Rows and not paths: paths would be copied before they are read.
         inputs=list(range(len(urls))),
         output_dir=job["directory"],
-        chunk_bytes=CHUNK_BYTES,
+        chunk_size=job["chunk_size"],
         num_workers=min(available_cores(), len(urls)),
         start_method="fork",
         verbose=False,

@@ -1,12 +1,13 @@
 """Load MDS shards, converted from shards, with Mosaic Streaming's ``StreamingDataset`` and ``StreamingDataLoader``.
 
-Settings, for mosaicml-streaming 0.13 (documentation): shards of 64 MiB, not compressed, no hashes (the writer's
-defaults); ``shuffle`` with the default ``py1e``, the recommended algorithm ("Shuffling"); the data set is told the
-batch size too, and workers, one for each core, are kept for all epochs, because they start slowly ("FAQs and Tips").
-Each photo is decoded as a whole where the batch is made (``collate_fn``), straight into the batch in shared memory. The
-MDS shards lie in a local directory, with no remote ("Shard Retrieval"). ``mosaic-s3`` has the library's defaults for a
-remote: ``predownload`` of eight batches, no ``cache_limit``, so that the first epoch downloads each MDS shard once into
-``local``, and later epochs read files.
+Settings, for mosaicml-streaming 0.13 (documentation): shards as large as the others', not compressed, no hashes;
+``shuffle`` with the default ``py1e``, the recommended algorithm ("Shuffling"), in blocks of two shards, so that the
+first batch does not need all of them; the data set is told the batch size too, and workers, one for each core, are kept
+for all epochs, because they start slowly ("FAQs and Tips"). Each photo is decoded where the batch is made
+(``collate_fn``), straight into the batch in shared memory. The MDS shards lie in a local directory, with no remote
+("Shard Retrieval"). ``mosaic-s3`` has the library's defaults for a remote: ``predownload`` of eight batches, no
+``cache_limit``, so that the first epoch downloads each MDS shard once into ``local``, in memory as our cache, and later
+epochs read files.
 """
 
 import atexit
@@ -24,9 +25,10 @@ from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, SHM_TO_CLE
 
 from bench.loaders.encoded import KEY, checked_fields, samples_of
 from bench.loaders.protocol import BenchLoader, LoaderOptions
-from bench.loaders.workers import open_data_loader
+from bench.loaders.workers import SHARED_MEMORY, open_data_loader
 from bench.tools.folders import RunFolder
 from dali_pipes.store.shard_set import ShardSet
+from prep.inspect.indexed_set import IndexedSet
 
 
 def prepare(shards: ShardSet, *, directory: Path) -> None:
@@ -41,14 +43,15 @@ def prepare(shards: ShardSet, *, directory: Path) -> None:
             if writer is None:
                 fields = list(sample)
                 columns = {field: "str" if field == KEY else "bytes" for field in fields}
-                writer = stack.enter_context(MDSWriter(out=str(directory), columns=columns))
+                num_bytes = IndexedSet(shards).manifest.total_bytes // len(shards.names)
+                writer = stack.enter_context(MDSWriter(out=str(directory), columns=columns, size_limit=num_bytes))
             writer.write(checked_fields(sample, fields, shard=where))
 
 
 @contextlib.contextmanager
 def open_loader(shards: ShardSet, *, options: LoaderOptions, place: str) -> Iterator[BenchLoader]:
     """Open the MDS shards in the directory ``place``, or at that ``s3://`` address; they are downloaded from there."""
-    with RunFolder() as folder:
+    with RunFolder(SHARED_MEMORY) as folder:
         local, remote = (str(folder.new()), place) if "://" in place else (place, None)
         with _opened(shards, options=options, local=local, remote=remote) as loader:
             yield loader
@@ -58,8 +61,13 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions, place: str) -> Iter
 def _opened(shards: ShardSet, *, options: LoaderOptions, local: str, remote: str | None) -> Iterator[BenchLoader]:
     with _alone():
         dataset = StreamingDataset(
-            local=local, remote=remote, shuffle=True, shuffle_seed=options.seed, batch_size=options.batch_size
+            local=local,
+            remote=remote,
+            shuffle=True,
+            shuffle_seed=options.seed,
+            batch_size=options.batch_size,
         )
+    dataset.shuffle_block_size = 2 * int(dataset.samples_per_shard.max())
     try:
         with open_data_loader(dataset, shards, options=options, loader_class=StreamingDataLoader) as loader:
             yield loader

@@ -14,11 +14,14 @@ and samples are not, as in `webloader`.
 """
 
 import contextlib
+import functools
 import itertools
 import multiprocessing
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +40,7 @@ PREFETCH_QUEUE_DEPTH = 2  # DALI's default
 MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)  # ImageNet, of levels
 STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 SOURCE_PREFETCH = 4
+SHARDS_AHEAD = 2
 BYTES_PER_SAMPLE = 256 << 10
 """Shared memory for one component of one sample; it grows if necessary."""
 
@@ -46,6 +50,9 @@ def plain_pipeline(device: str, options: LoaderOptions, **arguments: Any) -> Any
     import torch
     from nvidia.dali.pipeline import Pipeline
 
+    from dali_pipes.graph.dali_internals import pool_host_memory
+
+    pool_host_memory()  # as our loader has it
     return Pipeline(
         batch_size=options.batch_size,
         num_threads=options.num_threads,
@@ -59,12 +66,10 @@ def plain_pipeline(device: str, options: LoaderOptions, **arguments: Any) -> Any
 def decoded_outputs(photo: Any, mask: Any | None, options: LoaderOptions, *, device: str) -> list[Any]:
     """Convert encoded photo and mask to the image and mask of a `BenchBatch`; without a mask, to the image.
 
-    The encoded recipe's photos are padded to one length, for DALI's iterator gives tensors only. Their lengths follow.
+    The encoded recipe's photos stay as they are.
     """
     if options.recipe == "encoded":
-        from nvidia.dali import fn, types
-
-        return [fn.pad(photo), photo.shape(dtype=types.INT64)]
+        return [photo]
     if mask is None:
         make = _evaluation_image if options.recipe == "evaluation" else _classification_image
         return [make(photo, options, device=device)]
@@ -129,16 +134,30 @@ def _evaluation_image(photo: Any, options: LoaderOptions, *, device: str) -> Any
     size = fn.peek_image_shape(photo, dtype=types.INT64, adjust_orientation=False)[0:2]
     resized = size * options.resize // math.min(size[0], size[1])
     slack = resized - options.crop
-    position = fn.cast((slack + (slack // 2 & 1)) // 2, dtype=types.FLOAT) / math.max(slack, 1)
-    pixels = fn.decoders.image(
-        photo, device="mixed" if device == "cuda" else "cpu", output_type=types.RGB, adjust_orientation=False
+    start = fn.cast((slack + (slack // 2 & 1)) // 2, dtype=types.FLOAT)
+    # Decode and resize what the crop keeps, and about it as many pixels as the filter reaches.
+    scale = fn.cast(size, dtype=types.FLOAT) / fn.cast(resized, dtype=types.FLOAT)
+    begin, end, reach = start * scale, (start + options.crop) * scale, math.max(scale, 1.0) + 1.0
+    first = fn.cast(math.max(math.floor(begin - reach), 0.0), dtype=types.INT32)
+    behind = math.min(fn.cast(math.ceil(end + reach), dtype=types.INT32), fn.cast(size, dtype=types.INT32))
+    pixels = fn.decoders.image_slice(
+        photo,
+        first,
+        behind - first,
+        axes=(0, 1),
+        device="mixed" if device == "cuda" else "cpu",
+        output_type=types.RGB,
+        adjust_orientation=False,
     )
     return fn.crop_mirror_normalize(
-        fn.resize(pixels, size=fn.cast(resized, dtype=types.FLOAT), interp_type=types.INTERP_LINEAR, antialias=True),
-        crop=(options.crop, options.crop),
-        crop_pos_y=position[0],
-        crop_pos_x=position[1],
-        rounding="round",
+        fn.resize(
+            pixels,
+            size=(options.crop, options.crop),
+            roi_start=begin - first,
+            roi_end=end - first,
+            interp_type=types.INTERP_LINEAR,
+            antialias=True,
+        ),
         output_layout="CHW",
         **values_of(options),
     )
@@ -167,12 +186,15 @@ def opened_pipeline(
     ``DALIGenericIterator`` determine the length of an epoch.
     """
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+    from nvidia.dali.plugin.pytorch import DALIRaggedIterator
 
-    decoded = ["encoded", "num_bytes"] if options.recipe == "encoded" else ["image"]
-    iterator = DALIGenericIterator(
+    is_encoded = options.recipe == "encoded"
+    names = ["encoded" if is_encoded else "image", *(["mask"] if options.mask is not None else []), "label", "key"]
+    dense, listed = DALIRaggedIterator.DENSE_TAG, DALIRaggedIterator.SPARSE_LIST_TAG
+    iterator = DALIRaggedIterator(
         pipeline,
-        [*decoded, *(["mask"] if options.mask is not None else []), "label", "key"],
+        names,
+        output_types=[listed if name == "encoded" else dense for name in names],
         auto_reset=True,
         dynamic_shape=True,
         last_batch_policy=LastBatchPolicy.PARTIAL,
@@ -197,13 +219,12 @@ def opened_pipeline(
 
 
 def _joined(batch: dict[str, Any]) -> BenchBatch:
-    """Join the padded rows of ``encoded``, without their padding."""
+    """Join the photos' files, which the iterator gives as a list."""
     import torch
 
-    num_bytes = batch["num_bytes"].reshape(-1).tolist()
     return {
-        "encoded": torch.cat([row[:size] for row, size in zip(batch["encoded"], num_bytes, strict=True)]),
-        "cu_seqlens": torch.tensor([0, *itertools.accumulate(num_bytes)], dtype=torch.int32),
+        "encoded": torch.cat(batch["encoded"]),
+        "cu_seqlens": torch.tensor([0, *itertools.accumulate(map(len, batch["encoded"]))], dtype=torch.int32),
         "label": batch["label"],
         "key": batch["key"],
     }
@@ -282,12 +303,23 @@ class ShardBatches:
         if os.getpid() != self._main_pid:
             end_with_main(self._main_pid)  # DALI's worker outlives a main process that is killed
             self._main_pid = os.getpid()
-        samples = itertools.chain.from_iterable(map(self._samples, self._urls))
+        samples = itertools.chain.from_iterable(self._shards())
         while batch := list(itertools.islice(samples, self._options.batch_size)):
             yield tuple(map(list, zip(*batch, strict=True)))
 
-    def _samples(self, url: str) -> Iterator[tuple[npt.NDArray[Any], ...]]:
-        with open_stream(url, endpoint=self._endpoint) as stream:
+    def _shards(self) -> Iterator[Iterator[tuple[npt.NDArray[Any], ...]]]:
+        """The samples of each shard; the next shards are asked for meanwhile."""
+        opened = functools.partial(open_stream, endpoint=self._endpoint)
+        with ThreadPoolExecutor(SHARDS_AHEAD) as pool:
+            urls = iter(self._urls)
+            ahead = deque((url, pool.submit(opened, url)) for url in itertools.islice(urls, SHARDS_AHEAD))
+            while ahead:
+                url, stream = ahead.popleft()
+                ahead.extend((url, pool.submit(opened, url)) for url in itertools.islice(urls, 1))
+                yield self._samples(url, stream.result())
+
+    def _samples(self, url: str, opened: BinaryIO) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+        with opened as stream:
             for sample in encoded_samples(stream, shard=url):
                 photo, mask, label, key = components_of(sample, self._options, shard=url)
                 encoded = [np.frombuffer(data, np.uint8) for data in (photo, mask, key.encode()) if data is not None]

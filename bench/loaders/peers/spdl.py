@@ -1,9 +1,10 @@
 """Load with Meta's SPDL: its pipeline in threads of this process, its tar reader, and decoders that release the GIL.
 
-Settings, for SPDL 0.8 (documentation, "Execution Models"): threads in one process; the stages in the order shown there,
-read, ``aggregate``, then a transform of whole batches, one thread for each core; a continuous source, so that the
-pipeline lives for all epochs. ``iter_tarfile`` is given a whole shard in memory, the fastest of its ways ("Benchmark
-tarfile"). Shards are shuffled and samples are not, as in `webloader`.
+Settings, for SPDL 0.8 (documentation, "Execution Models"): threads in one process; the stages in the order shown
+there, read, ``aggregate``, then a transform of whole batches, one thread for each core. An aggregator of our own cuts a
+shard's list into batches, for samples cost more where they pass the queues one by one. The source is continuous, so
+that the pipeline lives for all epochs, unless there is only one. ``iter_tarfile`` is given a whole shard in memory, the
+fastest of its ways ("Benchmark tarfile"). Shards are shuffled and samples are not, as in `webloader`.
 
 SPDL's own decoder is FFmpeg, which must be installed on the machine, took twice the CPU time of Pillow, and gives other
 pixels. So each photo is decoded as a whole as in `webloader`, straight into the batch, in this process's own memory.
@@ -11,8 +12,6 @@ pixels. So each photo is decoded as a whole as in `webloader`, straight into the
 
 import contextlib
 import functools
-import io
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from spdl.io import iter_tarfile
 from spdl.pipeline import PipelineBuilder, PipelineFailure
+from spdl.pipeline.defs import Aggregator
 
 from bench.loaders.encoded import KEY, EncodedSample, ShuffledNames, open_stream, shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
@@ -31,11 +31,7 @@ if TYPE_CHECKING:
     from spdl.pipeline import Pipeline
 
 
-READERS = 2
-"""Shards read at a time; each is in memory until its samples are decoded. The documentation recommends 16 to 32
-for files of one sample."""
 SINK_BATCHES = 2
-READ_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
@@ -56,7 +52,7 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
         except PipelineFailure as exc:
             # The failure names only the stage; its cause is the error.
             raise next((failed.__cause__ for failed in exc.exceptions if failed.__cause__), exc) from None
-        ready = pipeline
+        ready = pipeline if options.keeps_shards else None
 
     # One torch thread in each decoding thread, as in a worker process; by default torch starts more.
     num_torch_threads = torch.get_num_threads()
@@ -72,38 +68,48 @@ def _start(
     source: ShuffledNames, endpoint: str | None, options: LoaderOptions, threads: contextlib.ExitStack
 ) -> "Pipeline[BenchBatch]":
     """Start a pipeline, which `threads` ends."""
-    decode = BatchDecoder(options)
-
-    def make_batch(samples: list[EncodedSample]) -> BenchBatch:
-        return decode(
-            [{name: data if name == KEY else bytes(data) for name, data in sample.items()} for sample in samples]
-        )
-
     decoders = threads.enter_context(ThreadPoolExecutor(options.num_threads, thread_name_prefix="spdl-decode"))
     pipeline: Pipeline[BenchBatch] = (
         PipelineBuilder()
-        .add_source(source, continuous=True)
-        .pipe(functools.partial(_read, endpoint=endpoint), concurrency=READERS, output_order="input")
+        .add_source(source, continuous=options.keeps_shards)
+        # Shards read at a time; each is in memory until its samples are decoded.
+        .pipe(functools.partial(_read, endpoint=endpoint), concurrency=options.num_threads, output_order="input")
+        .aggregate(_Batches(options.batch_size))
         .disaggregate()
-        .aggregate(options.batch_size)
-        .pipe(make_batch, concurrency=options.num_threads, executor=decoders)
+        .pipe(BatchDecoder(options), concurrency=options.num_threads, executor=decoders)
         .add_sink(SINK_BATCHES)
         # By default the library logs failures and leaves out their samples.
-        .build(num_threads=READERS, max_failures=0)
+        .build(num_threads=options.num_threads, max_failures=0)
     )
     pipeline.start()
     threads.callback(_stop, pipeline)
     return pipeline
 
 
+class _Batches(Aggregator):  # type: ignore[misc]  # has no types
+    """Cuts lists of samples into lists of whole batches; the last batch of an epoch may be short."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._left: list[EncodedSample] = []
+
+    def accumulate(self, samples: list[EncodedSample]) -> list[list[EncodedSample]] | None:
+        self._left += samples
+        size, whole = self._batch_size, len(self._left) // self._batch_size
+        batches = [self._left[number * size : (number + 1) * size] for number in range(whole)]
+        self._left = self._left[whole * size :]
+        return batches or None
+
+    def flush(self) -> list[list[EncodedSample]] | None:
+        left, self._left = self._left, []
+        return [left] if left else None
+
+
 def _read(url: str, *, endpoint: str | None) -> list[EncodedSample]:
-    buffer = io.BytesIO()
     with open_stream(url, endpoint=endpoint) as stream:
-        shutil.copyfileobj(stream, buffer, READ_BYTES)
+        shard = stream.read()
     samples: list[EncodedSample] = []
-    # getvalue() makes no copy. If the stream itself were passed, an error in a reference cycle could keep views of it
-    # alive; then its finalizer could not close it, which Python 3.13 reports.
-    for name, data in iter_tarfile(buffer.getvalue()):
+    for name, data in iter_tarfile(shard):
         if (names := split_key(name)) is None:
             continue
         key, component = names

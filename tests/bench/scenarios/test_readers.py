@@ -12,9 +12,8 @@ from bench.compare.outputs import OutputError
 from bench.reports.tables import report_text
 from bench.scenarios.feed import check_epoch, expected_samples
 from bench.scenarios.feed_loaders import SUBJECTS, FeedData, FeedOptions, copied
-from bench.scenarios.tfrecord import READER_NAMES, WRITER_NAMES
 from dali_pipes.store.shard_set import ShardSet
-from tests.bench.conftest import CROP, NUM_SAMPLES, invoke
+from tests.bench.conftest import NUM_SAMPLES, invoke
 
 COMPONENTS = ("image.jpg", "trimap.png")
 
@@ -87,25 +86,3 @@ def test_feed_writes_a_record_that_can_be_compared(tmp_path: Path) -> None:
     assert list(cache.iterdir()) == []
     compared = invoke("compare", out, out)
     assert "dali-pipes CPU-us/sample" in " ".join(compared.stdout.split())
-
-
-def test_tfrecord_writes_a_record_for_each_reader_and_writer(turns_here: None, pets: ShardSet, tmp_path: Path) -> None:
-    out, cache = tmp_path / "tfrecord.json", tmp_path / "cache"
-    cache.mkdir()
-    arguments = ["--shards", pets.url, "--repeats", 1, "--epochs", 1, "--batch-size", 5, "--num-threads", 2]
-    arguments += ["--crop", CROP, "--device", "cpu", "--cache", cache, "--json", out]
-    done = invoke("tfrecord", *arguments)
-    report = json.loads(out.read_text())
-    assert [(record["setting"]["work"], record["loader"]) for record in report["records"]] == [
-        *(("write", name) for name in WRITER_NAMES),
-        *(("decode", name) for name in READER_NAMES),
-    ]
-    for record in report["records"]:
-        (turn,) = record["repeats"]
-        if record["setting"]["work"] != "write":
-            assert record["outputs"]["num_samples"] == NUM_SAMPLES
-        assert turn["num_samples"] % NUM_SAMPLES == 0
-        assert turn["figures"]["samples_per_s"] > 0
-    assert report["data"][0]["num_samples"] == NUM_SAMPLES
-    assert report_text(report) in done.stdout
-    assert list(cache.iterdir()) == []
