@@ -117,7 +117,7 @@ def test_files_beside_the_shards_are_not_read(place: Place) -> None:
         for path in (Path(place.url) / ".dali-pipes").iterdir():
             path.rename(Path(place.url) / path.name)
     else:
-        bucket = AisStore(place.endpoint, "b")
+        bucket = AisStore(place.endpoint, BUCKET)
         for entry in bucket.list(".dali-pipes/"):
             bucket.write(entry.name.removeprefix(".dali-pipes/"), bucket.read(entry.name))
             bucket.delete(entry.name)
