@@ -215,7 +215,7 @@ class FeedScenario(Scenario[_Made, FeedPoint, Measured]):
         return [
             f"{data}; an epoch has {self.passes} passes over them; the cache is in {cache}; "
             f"threads of {LIMIT}: {self.preadv_threads}.",
-            "Keys, labels and sizes of every loader are those of the shards. webdataset-mapped touches only headers: "
+            "Keys, labels and sizes of every loader are those of the shards. dali-webdataset touches only headers: "
             "pages of mapped files are not in read/delivered. -: asynchronous reads, which the kernel does not count.",
         ]
 

@@ -266,8 +266,8 @@ def _batch(outputs: Sequence[Any], options: FeedOptions) -> dict[str, Any]:
 
 SUBJECTS: Mapping[str, Callable[[FeedData, FeedOptions], contextlib.AbstractContextManager[Epoch]]] = {
     "dali-pipes": open_ours,
-    "webdataset": open_webdataset,
-    "webdataset-mapped": functools.partial(open_webdataset, mapped=True),
+    "dali-webdataset": functools.partial(open_webdataset, mapped=True),
+    "dali-webdataset-read": open_webdataset,
     "external-source": open_external,
     "preadv": open_preadv,
 }

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dali_pipes.formats.shard_index import ShardIndex
     from prep.inspect.indexed_set import IndexedSet
 
-S3_PREFETCH = 4
+READ_AHEAD = 4  # batches
 ANSWER_TIMEOUT_S = 10.0
 
 READER = "reader"
@@ -50,8 +50,6 @@ class ReaderFiles:
     paths: Sequence[Path | str]
     """Paths, or URLs if the reader takes them."""
     index_paths: Sequence[Path]
-    prefetch_queue_depth: int = 1
-    """Batches that the reader keeps ready; DALI's default."""
 
 
 def webdataset_index(index: "ShardIndex") -> str:
@@ -101,7 +99,7 @@ def reader_nodes(files: ReaderFiles, options: LoaderOptions, **arguments: Any) -
         index_paths=[str(path) for path in files.index_paths],
         ext=[options.photo, *masks, "cls"],
         missing_component_behavior="error",
-        prefetch_queue_depth=files.prefetch_queue_depth,
+        prefetch_queue_depth=READ_AHEAD,
         **{"pad_last_batch": True, "name": READER, **arguments},
     )
     return photo, next(iter(mask), None), label, fn.get_property(photo, key="source_info")
@@ -150,7 +148,6 @@ def open_s3(shards: ShardSet, *, options: LoaderOptions, place: str) -> Iterator
     files = ReaderFiles(
         paths=[f"s3://{bucket}/{name}" for name in shards.names],
         index_paths=sorted(Path(place).glob("*.idx")),
-        prefetch_queue_depth=S3_PREFETCH,
     )
     with client_environment(shards, AWS_ENDPOINT_URL=url), open_loader(files, options=options) as loader:
         yield loader

@@ -37,7 +37,7 @@ def test_feed_loader_gives_what_the_shards_hold(
     """Each epoch has the samples of the shards. All batches are whole, except the last batch of an epoch."""
     expected = expected_samples(data.shards, components=components)
     with SUBJECTS[loader](data, feed_options(data, batch_size=batch_size, passes=1, components=components)) as epoch:
-        for _ in range(1 if loader.startswith("webdataset") else 2):  # DALI's reader continues where it stopped
+        for _ in range(1 if loader.startswith("dali-webdataset") else 2):  # DALI's reader continues where it stopped
             check_epoch(epoch(), expected, components=components, loader=loader)
         sizes = [len(batch["label"]) for batch in epoch()]
     assert sizes[:-1] == [batch_size] * (len(sizes) - 1)
