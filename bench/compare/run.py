@@ -181,7 +181,7 @@ class LoaderScenario(Scenario[Inputs, Contender, Any]):
         cost = {"wall_s": sum(part.wall_s for part in parts), "num_bytes": sum(part.num_bytes for part in parts)}
         return record | {
             "loader": subject.spec.name,
-            "decode": one.decode,
+            "decode": "none" if subject.recipe == "encoded" else one.decode,
             "device": one.device,
             "num_workers": one.num_workers,
             "gives": list(one.gives),
