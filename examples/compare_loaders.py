@@ -15,7 +15,6 @@ WebLoader decodes with Pillow and torchvision, in one worker. Needs ``pip instal
 
 import argparse
 import contextlib
-import io
 import itertools
 import json
 import math
@@ -25,25 +24,25 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 import webdataset
 from models import UNet
-from PIL import Image
 from processes import Process, start_process
 from segmentation import CLASSES, evaluate, loss_of, train_step
 from torch import Tensor
 from torch.utils.data import default_collate
 
 import dali_pipes as dp
-from bench.loaders.encoded import components_of, shard_urls
+from bench.loaders.encoded import shard_urls
 from bench.loaders.protocol import LoaderOptions
 from bench.loaders.recipe import choose_recipe
 from bench.loaders.transforms import IMAGENET_MEAN as MEAN
 from bench.loaders.transforms import IMAGENET_STD as STD
-from bench.loaders.transforms import SampleDecoder, centre_tensor
+from bench.loaders.transforms import SampleDecoder
 from bench.loaders.workers import opened_workers, opener_for_workers, worker_context
 from bench.reports.record import check_target, write_record
 from bench.tools.environment import describe_environment
@@ -93,8 +92,10 @@ def webloader_feed(
     )
     if shuffle:
         dataset = dataset.shuffle(SHUFFLE_BUFFER, rng=random.Random(options.seed))
-    decoder = SampleDecoder(options) if dtype == "float32" else PixelDecoder(options)
-    dataset = dataset.map(decoder).batched(options.batch_size, collation_fn=default_collate, partial=False)
+    options = replace(options, dtype=dtype)
+    dataset = dataset.map(SampleDecoder(options)).batched(
+        options.batch_size, collation_fn=default_collate, partial=False
+    )
     loader = webdataset.WebLoader(
         dataset,
         batch_size=None,
@@ -110,20 +111,6 @@ def webloader_feed(
 
 
 FEEDS = {"dali": dali_feed, "webloader": webloader_feed}
-
-
-class PixelDecoder:
-    """Decodes a sample of WebDataset, a dict of bytes, to tensors with Pillow and torchvision; keeps uint8 pixels."""
-
-    def __init__(self, options: LoaderOptions) -> None:
-        self._options = options
-
-    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Return uint8 [3, crop, crop] and [1, crop, crop]."""
-        photo_bytes, mask_bytes, label, key = components_of(sample, self._options)
-        with Image.open(io.BytesIO(photo_bytes)) as photo, Image.open(io.BytesIO(mask_bytes)) as mask:
-            image, values = (centre_tensor(part, self._options) for part in (photo.convert("RGB"), mask.convert("L")))
-        return {"image": image, "mask": values, "label": label, "key": key}
 
 
 class Training:
