@@ -38,13 +38,15 @@ class Entries(Sequence[ObjectEntry]):
 
     @classmethod
     def of(cls, rows: Sequence[ObjectEntry]) -> "Entries":
-        """These rows, in their order."""
+        """These rows, in their order; a `StoreError` if a size or a time is beyond 64 bits."""
         numbers = [(row.size, *(row.written_ns or (-1, -1))) for row in rows]
-        return cls(
-            Texts(*pack_texts([row.name for row in rows])),
-            Texts(*pack_texts([row.checksum or "" for row in rows])),
-            np.array(numbers, np.int64).reshape(-1, 3),
-        )
+        try:
+            columns = np.array(numbers, np.int64).reshape(-1, 3)
+        except OverflowError:
+            row = next(row for row, found in zip(rows, numbers, strict=True) if max(found) >= 1 << 63)
+            raise StoreError(f"'{row.name}': listed with {row.size} bytes, written at {row.written_ns} ns") from None
+        names, checksums = ([row.name for row in rows], [row.checksum or "" for row in rows])
+        return cls(Texts(*pack_texts(names)), Texts(*pack_texts(checksums)), columns)
 
     @classmethod
     def joined(cls, parts: "Sequence[Entries]") -> "Entries":

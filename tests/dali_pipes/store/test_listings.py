@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dali_pipes.errors import StoreError
 from dali_pipes.store import listings
 from dali_pipes.store.listings import Entries, EntriesBuilder, Found
 from dali_pipes.store.shard_names import ObjectEntry
@@ -58,3 +59,11 @@ def test_listing_has_each_name_once_and_sorted(
         assert list(Found.of(list(found))) == list(found)
         assert list(found[1:]) == list(found)[1:]
         assert found.lacking(wanted) == [name for name in wanted if name not in by_name]
+
+
+def test_numbers_beyond_64_bits_are_refused() -> None:
+    """A server may answer anything."""
+    sizes = {"a.tar": 1, "b.tar": 1 << 63}
+    rows = [ObjectEntry(name=name, size=size, checksum=None, written_ns=None) for name, size in sizes.items()]
+    with pytest.raises(StoreError, match=r"'b\.tar': listed with 9223372036854775808 bytes"):
+        Entries.of(rows)
