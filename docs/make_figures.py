@@ -35,11 +35,11 @@ DOCUMENTS = ("README.md", "docs/figures.md", "docs/comparison.md")
 NUM_SAMPLES, NUM_SHARDS, TRIES = 1160, 8, 3
 PROGRAM = (sys.executable, "-m", "dali_pipes")
 
-_BEST = "dali,dali-webdataset,dali-external,webloader:turbo,webloader:nvimgcodec,spdl:turbo,spdl:nvimgcodec"
+_SERVED = "dali,dali-external,webloader:turbo,webloader:nvimgcodec,spdl:turbo,spdl:nvimgcodec"
+_BEST = f"{_SERVED},dali-webdataset"
 _ALL = f"{_BEST},memory,webloader:pil,litdata:nvimgcodec,mosaic:nvimgcodec,energon:nvimgcodec"
 _IN_BUCKET = "dali,dali-s3,dali-external,webloader{0},spdl{0},s3torchconnector{0},litdata-s3{0},mosaic-s3{0}"
 _PETS = "--shards {pets} --baseline spdl:nvimgcodec --recipe"
-_SERVED = _BEST.replace("dali-webdataset,", "")
 _EPOCHS = "--samples 4640"  # four times the samples: long against the beginning of an epoch
 
 SCENARIOS: Mapping[str, str] = {

@@ -16,13 +16,13 @@ MOST = {
     "dali_pipes/fetch": (1_130, 4),
     "dali_pipes/formats": (3_300, 12),
     "dali_pipes/graph": (3_020, 10),
-    "dali_pipes/graph/recipes": (630, 4),
+    "dali_pipes/graph/recipes": (640, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
     "dali_pipes/order": (1_950, 7),
     "dali_pipes/processes": (500, 2),
     "dali_pipes/reader": (1_610, 8),
-    "dali_pipes/store": (2_230, 9),
+    "dali_pipes/store": (2_240, 9),
     "dali_pipes/store/cloud": (1_070, 4),
     "dali_pipes/store/cluster": (2_260, 11),
     "dali_pipes/store/http": (1_770, 5),
@@ -42,16 +42,16 @@ MOST = {
     "bench": (350, 3),
     "bench/commands": (500, 3),
     "bench/compare": (1_510, 6),
-    "bench/engine": (770, 4),
+    "bench/engine": (780, 4),
     "bench/gpu": (1_010, 5),
     "bench/loaders": (1_560, 8),
     "bench/loaders/peers": (1_130, 8),
-    "bench/reports": (1_380, 6),
+    "bench/reports": (1_390, 6),
     "bench/scenarios": (1_800, 8),
     "bench/tools": (970, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_940, 249
+SUM_LINES, SUM_MODULES = 57_980, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 42_700, 500
+TESTS_LINES, FILE_LINES = 42_720, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

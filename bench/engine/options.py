@@ -178,12 +178,15 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None,
     from bench.reports.summary import differing
     from bench.tools.environment import describe_commit
 
-    if publish and (json_path is None or describe_commit()["is_dirty"] is not False):
-        raise ValueError("--publish needs --json FILE, and a checkout whose code is a commit's: git commit")
+    if publish and json_path is None:
+        raise ValueError("--publish needs a file for the record: --json FILE")
+    if publish and describe_commit()["is_dirty"] is not False:
+        raise ValueError("--publish needs a git checkout whose code is a commit's; commit your changes first")
 
     def keep(report: dict[str, Any]) -> None:
         _tell(report, json_path=None if publish else json_path)
-        where = "above; --json FILE writes them" if publish or json_path is None else f"in '{json_path}'"
+        where = "above; --json FILE writes them" if json_path is None else f"in '{json_path}'"
+        where = "above; not written, because a record to publish is whole" if publish else where
         click.echo(
             f"stopped in {report['stopped'] or 'its last moment'}; kept: {report['num_rounds']} whole rounds, {where}",
             err=True,
@@ -200,7 +203,10 @@ def run_and_tell(scenario: "Scenario[Any, Any, Any]", *, json_path: Path | None,
         )
     if failed:
         names = dict.fromkeys(row["loader"] for row in failed)
-        raise PipesError(f"failed, and left out of the table: {shown([*names])}; the notes below the table say why")
+        unwritten = "; the record is not written, because one to publish is whole" if publish else ""
+        raise PipesError(
+            f"failed, and left out of the table: {shown([*names])}; the notes below the table say why{unwritten}"
+        )
 
 
 def _tell(report: dict[str, Any], *, json_path: Path | None) -> None:

@@ -1,6 +1,7 @@
 """Our loader, and three that show its bounds.
 
-``memory`` is ours without its input, ``obstore`` a bucket's bytes alone, ``synthetic`` no work at all.
+``memory`` is our graph, fed from memory. ``obstore`` reads a bucket's bytes and decodes nothing. ``synthetic`` gives
+the same batch again and again.
 """
 
 import contextlib

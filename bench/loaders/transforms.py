@@ -185,7 +185,7 @@ def _put_photo(data: bytes, row: Tensor, options: LoaderOptions) -> None:
         row.copy_(tensors.center_crop(resized, [options.crop, options.crop]))
     else:
         crop = crop_of(len(data), height=photo.height, width=photo.width)
-        # Of uint8: the older functions would convert it to float32 and back.
+        # Version 2 of torchvision's functions resizes uint8 as it is; version 1 converts it to float32 and back.
         resized = tensors.resize(photo.part(*crop[:4]), [options.crop, options.crop], antialias=True)
         row.copy_(tensors.hflip(resized) if crop.is_flipped else resized)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bench.loaders.registry import LOADERS
+from bench.loaders.registry import LOADERS, is_peer
 from bench.reports.figures import FIGURES, SETTING_TITLES
 from bench.reports.record import kind_of, read_run, write_text
 from bench.reports.summary import (
@@ -132,7 +132,7 @@ def notes_of(report: Report) -> list[str]:
     for record in {record["loader"]: record for record in records if missing_parts(record)}.values():
         parts = f"no {', no '.join(missing_parts(record))}" if record["gives"] else "nothing from the shards"
         notes.append(f"* {record['loader']} gives {parts}: what it does not give is neither compared nor timed.")
-    notes += _loader_notes(records)
+    notes += _loader_notes(records, recipe=report["options"].get("recipe"))
     made: dict[str, list[str]] = {}
     for record in records:  # once for each data set and number of ranks, which several settings share
         if prepared := record.get("prepared"):
@@ -145,7 +145,7 @@ def notes_of(report: Report) -> list[str]:
     return [*notes, *report.get("notes", ())]
 
 
-def _loader_notes(records: Sequence[Record]) -> list[str]:
+def _loader_notes(records: Sequence[Record], *, recipe: str | None) -> list[str]:
     """Say how loaders differ in what they read and decode."""
     entries = {record["loader"]: LOADERS[record["loader"]] for record in records if record["loader"] in LOADERS}
     notes = []
@@ -155,7 +155,7 @@ def _loader_notes(records: Sequence[Record]) -> list[str]:
             "they make no request that is delayed or counted."
         )
     windowed = {
-        label_of(record): entries[record["loader"]].decodes_window or record["decode"] == "nvimgcodec"
+        label_of(record): _decodes_window(record, recipe)
         for record in records
         if record["loader"] in entries and "image" in record.get("gives", ())
     }
@@ -163,6 +163,14 @@ def _loader_notes(records: Sequence[Record]) -> list[str]:
         names = ", ".join(name for name, is_windowed in windowed.items() if is_windowed)
         notes.append(f"{names}: decode only the part of a photo that the crop keeps.")
     return notes
+
+
+def _decodes_window(record: Record, recipe: str | None) -> bool:
+    """Whether a loader decodes a part of a photo; for evaluation, only DALI's own pipelines do."""
+    entry = LOADERS[record["loader"]]
+    if recipe == "evaluation":
+        return entry.decodes_window and is_peer(record["loader"])
+    return entry.decodes_window or record["decode"] == "nvimgcodec"
 
 
 def origin_of(report: Report) -> str:

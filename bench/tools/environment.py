@@ -96,8 +96,9 @@ def _versions() -> dict[str, str]:
 
 
 def describe_commit() -> dict[str, Any]:
-    """The checkout's commit, and whether files other than documents and records differ from it; ``None`` for an
-    installed package.
+    """Return the checkout's commit, and whether the code differs from it; documents and records do not count.
+
+    Both are ``None`` for an installed package.
     """
     root = Path(__file__).resolve().parents[2]
     try:

@@ -38,15 +38,13 @@ class Entries(Sequence[ObjectEntry]):
 
     @classmethod
     def of(cls, rows: Sequence[ObjectEntry]) -> "Entries":
-        """These rows, in their order; a `StoreError` if a size or a time is beyond 64 bits."""
+        """These rows, in their order."""
         numbers = [(row.size, *(row.written_ns or (-1, -1))) for row in rows]
-        try:
-            columns = np.array(numbers, np.int64).reshape(-1, 3)
-        except OverflowError:
-            row = next(row for row, found in zip(rows, numbers, strict=True) if max(found) >= 1 << 63)
-            raise StoreError(f"'{row.name}': listed with {row.size} bytes, written at {row.written_ns} ns") from None
-        names, checksums = ([row.name for row in rows], [row.checksum or "" for row in rows])
-        return cls(Texts(*pack_texts(names)), Texts(*pack_texts(checksums)), columns)
+        return cls(
+            Texts(*pack_texts([row.name for row in rows])),
+            Texts(*pack_texts([row.checksum or "" for row in rows])),
+            np.array(numbers, np.int64).reshape(-1, 3),
+        )
 
     @classmethod
     def joined(cls, parts: "Sequence[Entries]") -> "Entries":
@@ -118,7 +116,14 @@ class EntriesBuilder:
             before = [] if self._last is None else [self._last]
             self._is_sorted = self._is_sorted and all(a < b for a, b in itertools.pairwise(before + names))
             self._last = names[-1]
-            self._parts.append(Entries.of(rows))
+            try:
+                self._parts.append(Entries.of(rows))
+            except OverflowError:
+                row = max(rows, key=lambda row: max(row.size, *(row.written_ns or (0, 0))))
+                raise StoreError(
+                    f"'{self._where}': expected sizes and times of 64 bits in the listing, found '{row.name}' with "
+                    f"{row.size} bytes, written at {row.written_ns} ns"
+                ) from None
         if self._num_pages > MAX_PAGES or self._num_chars > MAX_LISTED_CHARS or time.monotonic() > self._until:
             raise StoreError(
                 f"'{self._where}': its listing has more than {MAX_PAGES} pages, names of more than {MAX_LISTED_CHARS} "

@@ -167,7 +167,7 @@ def _print_classes(found: "SetInfo") -> None:
     counts = found.class_counts
     if not any(counts.values()):
         names = [printable(found.classes.get(label, ""), max_chars=_NAME) for label in counts]
-        print_line(f"\n{len(counts)} classes, which no sample has (its boxes may): {shown(names)}")
+        print_line(f"\n{len(counts)} classes, but no sample has a class id (boxes may have them): {shown(names)}")
         return
     largest = sorted(counts, key=lambda label: -counts[label])
     print_line("")

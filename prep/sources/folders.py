@@ -194,7 +194,7 @@ def _walk(folder: Path, seen: dict[tuple[int, int], Path]) -> Iterator[Path]:
 
 
 def _entries(folder: Path, *, hidden: bool = False) -> "list[os.DirEntry[str]]":
-    """The entries of a folder, sorted by name; those that begin with a dot only if ``hidden``."""
+    """List a folder's entries, sorted by name; ``hidden``: also those whose names begin with a dot."""
     try:
         with os.scandir(folder) as entries:
             return sorted((entry for entry in entries if hidden or entry.name[0] != "."), key=lambda entry: entry.name)

@@ -11,7 +11,7 @@ server on an IP address needs it.
 
 In both there is one worker for each core, kept for all epochs. Neither library shuffles: each epoch names the shards in
 a new order, as `webloader` does. Neither keeps fetched shards. This module cuts shards into samples. Each photo is
-decoded as a whole where the batch is made (``collate_fn``), straight into the batch in shared memory. A worker gets
+decoded where the batch is made (``collate_fn``), straight into the batch in shared memory. A worker gets
 whole shards, so its last batch is short.
 """
 

@@ -1,7 +1,7 @@
 """Load shards from a directory with Megatron Energon: ``CrudeWebdataset``, a task encoder, and ``get_loader``.
 
 Settings, for megatron-energon 7.4 (documentation, "Crude Datasets" and "Data Loading"): the index of ``energon
-prepare`` beside the shards, which are linked and not copied; each photo is decoded as a whole where the batch is made
+prepare`` beside the shards, which are linked and not copied; each photo is decoded where the batch is made
 (``TaskEncoder.batch``), straight into the batch in shared memory; one worker for each core, which the library forks and
 keeps for all epochs; ``repeat=False``, so that every sample comes exactly once an epoch. The buffer of samples is left
 out, as in `webloader`, because dSort has shuffled the samples.

@@ -1,8 +1,8 @@
 """Load LitData's chunks, converted from shards, with its ``StreamingDataset`` and ``StreamingDataLoader``.
 
-Settings, for litdata 0.2.76 (README): chunks as large as the shards, not compressed: of larger ones two workers share
-one, which the library then reads whole each time it comes back to it; ``shuffle``, and no ``drop_last``, so that every
-sample comes; one worker for each core ("Pause, resume": ``os.cpu_count()``), kept for all epochs. Each photo is decoded
+Settings, for litdata 0.2.76 (README): chunks as large as the shards, not compressed (if two workers share a larger
+chunk, the library reads the whole chunk again and again); ``shuffle``, and no ``drop_last``, so that every sample
+comes; one worker for each core ("Pause, resume": ``os.cpu_count()``), kept for all epochs. Each photo is decoded
 where the batch is made (``collate_fn``), straight into the batch in shared memory. A local directory is mapped in place
 ("POSIX-fast", on by default). The photo keeps its bytes: LitData's own JPEG field applies EXIF's orientation, which the
 other loaders do not. ``litdata-s3`` has the library's defaults for a bucket (README, "Stream from the cloud"): chunks

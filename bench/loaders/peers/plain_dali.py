@@ -9,8 +9,8 @@ rounds the start differently than ``CenterCrop``, so a photo's size is read from
 one worker process. DALI's tutorial prefers callables that several workers share, but in a tar that is read front to
 back the n-th sample cannot be found without an index (`dali-s3` uses one). One worker is enough: it cuts tars, while
 DALI decodes with one thread for each core. In a rank without CUDA the worker is forked: all its libraries are loaded
-there, and none of their threads runs. Otherwise it is spawned, and its imports take about 0.4 s. Shards are shuffled
-and samples are not, as in `webloader`.
+there, and none of their threads runs. Otherwise it is spawned, and its imports take about 0.4 s. The worker asks for
+two shards ahead of the one that it cuts. Shards are shuffled and samples are not, as in `webloader`.
 """
 
 import contextlib

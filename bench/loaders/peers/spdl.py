@@ -7,7 +7,7 @@ that the pipeline lives for all epochs, unless there is only one. ``iter_tarfile
 fastest of its ways ("Benchmark tarfile"). Shards are shuffled and samples are not, as in `webloader`.
 
 SPDL's own decoder is FFmpeg, which must be installed on the machine, took twice the CPU time of Pillow, and gives other
-pixels. So each photo is decoded as a whole as in `webloader`, straight into the batch, in this process's own memory.
+pixels. So photos are decoded as in `webloader`, straight into the batch, in memory of this process that is used again.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ def _start(
     pipeline: Pipeline[BenchBatch] = (
         PipelineBuilder()
         .add_source(source, continuous=options.keeps_shards)
-        # Shards read at a time; each is in memory until its samples are decoded.
+        # Each thread reads a whole shard, which stays in memory until its samples are decoded.
         .pipe(functools.partial(_read, endpoint=endpoint), concurrency=options.num_threads, output_order="input")
         .aggregate(_Batches(options.batch_size))
         .disaggregate()

@@ -1,11 +1,12 @@
 """Load with WebDataset, tuned by us.
 
-These are the fastest settings that we found within the library's own interface. The workers, one for each core,
-kept for all epochs, make whole batches. Each photo is decoded as a whole and normalised straight into a batch in shared
-memory (`BatchDecoder`). Shards are shuffled and samples are not, because dSort has shuffled the samples. Shards of a
-bucket are kept with ``cache_dir=`` in the directory for temporary files, unless there is only one epoch
-(`LoaderOptions.keeps_shards`), whose first batch would come later: a shard is read only when it is complete. The
-library names a kept shard by the last part of its URL, so shards with one name in several folders are not kept.
+These are the fastest settings that we found within the library's own interface. The workers, one for each core, kept
+for all epochs, make whole batches: photos are decoded straight into a batch of uint8 pixels in shared memory
+(`BatchDecoder`), which the main process normalises (`Normaliser`). Shards are shuffled and samples are not, because
+dSort has shuffled the samples. Shards of a bucket are kept with ``cache_dir=`` in the directory for temporary files,
+unless there is only one epoch (`LoaderOptions.keeps_shards`), whose first batch would come later: a shard is read only
+when it is complete. The library names a kept shard by the last part of its URL, so shards with one name in several
+folders are not kept.
 """
 
 import contextlib

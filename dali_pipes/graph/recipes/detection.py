@@ -169,7 +169,8 @@ def check_boxes(boxes: Float64s, *, height: int, width: int) -> None:
         )
     if len(boxes) and 0 < boxes[:, :4].max() <= 1 < max(height, width):
         raise ValueError(
-            f"expected boxes in pixels of the photo, found {shown(boxes[0, :4])}, which looks like shares of its sides"
+            f"expected boxes in pixels of the photo, found {shown(boxes[0, :4])}; if these are shares, multiply by "
+            f"the photo's width ({width}) and height ({height})"
         )
     outside = (left < -SLACK) | (top < -SLACK) | (right > width + SLACK) | (bottom > height + SLACK)
     if (wrong := np.flatnonzero(outside)).size:

@@ -137,6 +137,8 @@ def test_record_is_published_only_of_a_commit_and_of_steady_repeats(
     record = tmp_path / "record.json"
     found: dict[str, Any] = {"commit": "0123", "is_dirty": True}
     monkeypatch.setattr("bench.tools.environment.describe_commit", lambda: found)
+    with pytest.raises(ValueError, match="--json FILE"):
+        run_and_tell(TimedProbe(), json_path=None, publish=True)
     with pytest.raises(ValueError, match="whose code is a commit's"):
         run_and_tell(TimedProbe(), json_path=record, publish=True)
     found["is_dirty"] = False

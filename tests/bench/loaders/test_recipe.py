@@ -84,7 +84,7 @@ def test_loader_makes_what_the_recipe_says(
 @pytest.mark.parametrize("name", ["dali", "dali-external", "webloader:pil", "webloader:nvimgcodec", "spdl:turbo"])
 @pytest.mark.parametrize("recipe", ["segmentation", "classification"])
 def test_loader_gives_pixels_as_they_are(name: str, recipe: Any, pets: ShardSet, options: LoaderOptions) -> None:
-    """uint8, which is normalised here, is what Pillow and torchvision make."""
+    """The comparison normalises the uint8 images, and finds what Pillow and torchvision make."""
     spec, mask = LoaderSpec.parse(name), options.mask if recipe == "segmentation" else None
     own = spec.apply(replace(options, recipe=recipe, mask=mask, dtype="uint8"))
     gives = LOADERS[spec.name].gives - {"normalised"}

@@ -183,7 +183,7 @@ def test_no_thread_reads_pixels_when_the_operator_has_failed(
 
 
 def test_threads_that_cannot_start_hold_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C, too: those that have started must not wait, because Python joins them at its end."""
+    """After Ctrl-C while threads start, those that have started end: Python waits for them when it ends."""
     from dali_pipes.graph.finish import FinishThreads
 
     threads = FinishThreads(3)

@@ -92,7 +92,7 @@ def test_changed_source_is_an_error_until_overwrite_is_asked_for(photos: Path, t
 
 
 def test_photos_that_two_splits_have_are_told(tmp_path: Path) -> None:
-    """A validation with photos of the training tells too much."""
+    """With training photos among them, the validation photos give figures that are too good."""
     photos = class_folders(tmp_path / "photos", {"cat": 20})
     assert "two splits" not in _make(*QUICK, photos, tmp_path / "apart", "--split", SHARES).stderr
     (photos / "cat").rename(photos / "dog")

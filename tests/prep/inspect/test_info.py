@@ -115,7 +115,7 @@ def test_info_of_a_known_set(tmp_path: Path) -> None:
 def test_classes_of_boxes_are_named_without_a_count(tmp_path: Path) -> None:
     write_classes(tmp_path, {"0": "cat", "1": "dog"})
     write_shards(tmp_path, [Sample("a", {"jpg": photo_bytes(1, 40, 33), "boxes.json": b"[]"})], per_shard=1)
-    assert "2 classes, which no sample has (its boxes may): 'cat', 'dog'" in call(tmp_path).stdout
+    assert "2 classes, but no sample has a class id (boxes may have them): 'cat', 'dog'" in call(tmp_path).stdout
 
 
 def test_pixels_are_those_of_numpy(tmp_path: Path) -> None:
