@@ -96,21 +96,21 @@ def _versions() -> dict[str, str]:
 
 
 def describe_commit() -> dict[str, Any]:
-    """Return the checkout's commit, and whether the code differs from it; documents and records do not count.
+    """Return the last commit that changed the code, and whether the code differs from it.
 
-    Both are ``None`` for an installed package.
+    Documents, records and tests are no code. Both are ``None`` for an installed package.
     """
     root = Path(__file__).resolve().parents[2]
     try:
         if not (root / ".git").exists():
             raise FileNotFoundError
-        commit, changed = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", *_CODE)
+        commit, changed = _git(root, "log", "-1", "--format=%H", *_CODE), _git(root, "status", "--porcelain", *_CODE)
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "is_dirty": None}
     return {"commit": commit, "is_dirty": bool(changed)}
 
 
-_CODE = ("--", ".", ":!*.md", ":!bench/results")
+_CODE = ("--", ".", ":!*.md", ":!bench/results", ":!tests")
 
 
 def _git(root: Path, *arguments: str) -> str:

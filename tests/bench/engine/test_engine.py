@@ -122,13 +122,15 @@ def test_turn_that_fails_in_its_process_is_named(how: str, message: str) -> None
 
 @dataclass(frozen=True, kw_only=True)
 class TimedProbe(HereProbe):
-    """Subject ``b`` is slower in every round."""
+    """Subject ``b`` is slower in every round; ``c`` in the first ``bad`` rounds."""
 
     ratio_to: ClassVar[str | None] = "a"
     slower: float = 1.0
+    bad: float = 0.0
 
     def measure(self, made: Path, subject: str, number: int) -> dict[str, Any]:
-        return {"figures": {"samples_per_s": 100.0 / self.slower**number if subject == "b" else 100.0}}
+        speed = self.slower**-number if subject == "b" else 0.5 if subject == "c" and number < self.bad else 1.0
+        return {"figures": {"samples_per_s": 100 * speed}}
 
 
 def test_record_is_published_only_of_a_commit_and_of_steady_repeats(
@@ -142,13 +144,15 @@ def test_record_is_published_only_of_a_commit_and_of_steady_repeats(
     with pytest.raises(ValueError, match="whose code is a commit's"):
         run_and_tell(TimedProbe(), json_path=record, publish=True)
     found["is_dirty"] = False
-    with pytest.raises(PipesError, match=r"not written: the repeats differ by more than 10 % in 'b, samples_per_s: 82"):
+    with pytest.raises(PipesError, match=r"not written: the repeats differ by more than 10 % in 'b, samples_per_s: 52"):
         run_and_tell(TimedProbe(slower=1.1), json_path=record, publish=True)
     assert not record.exists()
     run_and_tell(TimedProbe(slower=1.01), json_path=record, publish=True)
     loops = json.loads(record.read_text())["quiet_ms"]
     assert len(loops) == 10, "before, between and after nine turns"
     assert min(loops) > 0
+    run_and_tell(TimedProbe(bad=1.0), json_path=record, publish=True)
+    assert json.loads(record.read_text())["num_rounds"] == 9, "rounds are added, and none is left out"
 
 
 def test_settings_are_checked_first(tmp_path: Path) -> None:
