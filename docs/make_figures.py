@@ -31,7 +31,7 @@ from prep.index import index_shards  # noqa: E402
 from tests.servers.clouds import s3_cloud  # noqa: E402
 
 RESULTS, WORK = ROOT / "bench" / "results", ROOT / ".figures"
-DOCUMENTS = ("README.md", "docs/figures.md", "docs/comparison.md")
+DOCUMENTS = ("README.md", "docs/figures.md")
 NUM_SAMPLES, NUM_SHARDS = 1160, 8
 PROGRAM = (sys.executable, "-m", "dali_pipes")
 
@@ -65,8 +65,9 @@ SCENARIOS: Mapping[str, str] = {
     "feed": "feed --masks without --batch-sizes 16,64,256 --repeats 7",
     "fetch": "fetch --repeats 7",
     "windows": "windows --repeats 3",
-    # Other photos, ranks and distances.
+    # Other photos, batches, ranks and distances.
     "photo-side": f"sweep {_PETS} classification --loaders {_FEW} --over photo-side=250,500,1150",
+    "batch-size": f"sweep {_PETS} classification --loaders {_FEW} --over batch-size=16,256",
     "ranks": f"sweep {_PETS} classification --loaders {_FEW} --over ranks=1,2",
     "latency": f"sweep {_PETS} classification --loaders {_SERVED} --cache cold --latency-ms 100 --over threads=2,8",
     "open": "open --repeats 3",
