@@ -1,8 +1,8 @@
-"""Measure all figures of README, figures and comparison anew, at one commit: ``make figures PETS=~/pets``.
+"""Measure the figures of README and docs/figures.md anew, at one commit: ``make figures PETS=~/pets``.
 
 A scenario is a command of `dali-pipes bench`, and its record is ``bench/results/NAME.json``. A record that this commit
 made is kept, so after an interruption the same command goes on; documents, records and tests may change in between.
-What is still missing is named at the end; if nothing is, the documents are updated.
+At the end it names the scenarios that have no record of this commit. If there are none, it updates the documents.
 
 PETS is a folder with the Oxford-IIIT Pet data set, ``images/*.jpg`` and ``annotations/trimaps/*.png``, or a part of it.
 The peers' packages are in `.venv-figures`; LitData and Streaming want older versions of some that we have.
@@ -136,7 +136,7 @@ def _is_made(name: str, commit: str) -> bool:
 
 
 def _measured(name: str, command: str) -> bool:
-    """Run a scenario, and return whether its record may be published."""
+    """Run a scenario. Return whether its record was written."""
     words = [*PROGRAM, "bench", *command.split(), "--publish", "--json", str(RESULTS / f"{name}.json")]
     click.echo(f"\n{name}: bench {command}")
     began = time.monotonic()

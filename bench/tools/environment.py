@@ -98,7 +98,7 @@ def _versions() -> dict[str, str]:
 def describe_commit() -> dict[str, Any]:
     """Return the last commit that changed the code, and whether the code differs from it.
 
-    Documents, records and tests are no code. Both are ``None`` for an installed package.
+    Changes of documents, records and tests do not count. Both values are ``None`` for an installed package.
     """
     root = Path(__file__).resolve().parents[2]
     try:
