@@ -98,7 +98,8 @@ reference: $(VENV)/.installed-dev  ## docs/reference from docstrings and --help;
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_pictures.py
 
-# Peers that want older versions of what we have are in an environment of their own; the rest comes from $(VENV).
+# Peers that want older versions of what we have are in an environment of their own, and so is torch; the rest comes from
+# $(VENV).
 PEERS := litdata,mosaic,energon,s3torchconnector
 SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 figures: .venv-figures/.installed test-servers  ## the figures of README and docs anew, at this commit, of the photos in PETS; three hours
@@ -108,6 +109,7 @@ figures: .venv-figures/.installed test-servers  ## the figures of README and doc
 	$(BIN)/python -m venv .venv-figures
 	($(BIN)/python $(SITE); echo '$(CURDIR)') > "$$(.venv-figures/bin/python $(SITE))/behind.pth"
 	$(BIN)/python deploy/requirements.py --cuda $(CHOICE) --extras $(PEERS) > .venv-figures/requirements.txt
+	grep -E '^torch(vision)?==' constraints.txt >> .venv-figures/requirements.txt  # the newest, also where CUDA=12 has an older one
 	.venv-figures/bin/python -m pip install --disable-pip-version-check --quiet --requirement .venv-figures/requirements.txt
 	@touch $@
 

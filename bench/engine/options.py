@@ -114,7 +114,7 @@ json_option = join_options(
         "--publish",
         is_flag=True,
         help="Write it only if it may be published: the code is a commit's, and no row's 95 % interval is wider than "
-        "10 % of its median. For that, turns are added, up to three times --repeats.",
+        "10 % of its median. For that, turns are added, up to five times --repeats.",
     ),
 )
 

@@ -1,8 +1,9 @@
 """Load shards of a bucket with AIStore's and Amazon's own data sets for PyTorch, and a ``DataLoader``.
 
-``aistore``, for aistore 2.0: ``AISIterDataset`` over an object group that names the shards, so that no worker lists the
-bucket. It yields a whole shard at a time. ``AISBatchIterDataset`` (Get-Batch) and ``AISParallelMapDataset`` took no
-less CPU time, ``AISShardReader`` took twice as much and cuts keys otherwise.
+``aistore``, for aistore 2.0: ``AISIterDataset`` over an object group for each worker, which names the worker's shards:
+no worker lists the bucket, or asks for the sizes of other workers' shards. It yields a whole shard at a time.
+``AISBatchIterDataset`` (Get-Batch) and ``AISParallelMapDataset`` took no less CPU time, ``AISShardReader`` took twice
+as much and cuts keys otherwise.
 
 ``s3torchconnector``, for s3torchconnector 1.5 (README): ``S3IterableDataset`` over objects that are named;
 ``enable_sharding`` gives each worker its part of them; ``S3ReaderConstructor.sequential()``, the default, is "best for
@@ -17,11 +18,13 @@ whole shards, so its last batch is short.
 
 import contextlib
 import io
+import itertools
 import os
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from bench.loaders.encoded import STREAM_BUFFER_BYTES, EncodedSample, ShuffledNames, encoded_samples
 from bench.loaders.protocol import BenchLoader, LoaderOptions
@@ -51,10 +54,12 @@ class _AistoreSamples(IterableDataset[EncodedSample]):
         if self._client is None:
             # The client is made in the worker, because connections cannot be sent to another process.
             self._client = Client(self._endpoint)
-        # Every worker draws the same order, and the library takes the worker's part of it.
-        names = list(self._names)
+        # Every worker draws the same order, and the library takes the worker's group.
+        names, info = list(self._names), get_worker_info()
+        num_groups = 1 if info is None else info.num_workers
         bucket = self._client.bucket(self._bucket, provider=self._provider)
-        for name, data in AISIterDataset(bucket.objects(obj_names=names)):
+        groups = [bucket.objects(obj_names=names[number::num_groups]) for number in range(num_groups)]
+        for name, data in AISIterDataset(groups, partition_sources_by_worker=True):
             yield from encoded_samples(io.BytesIO(data), shard=name)
 
 
@@ -86,10 +91,15 @@ class _S3Samples(IterableDataset[EncodedSample]):
             reader_constructor=S3ReaderConstructor.sequential(),
             s3client_config=S3ClientConfig(force_path_style=self._place.endpoint is not None, unsigned=self._is_open),
         )
-        readers = iter(objects)
-        following = next(readers, None)
-        while (reader := following) is not None:
-            if (following := next(readers, None)) is not None:
-                following.prefetch()  # asks for the next object while this one is cut
+        readers = map(_requested, objects)
+        ahead = deque(itertools.islice(readers, 1))
+        while ahead:
+            reader = ahead.popleft()
+            ahead.extend(itertools.islice(readers, 1))  # the next object, while this one is cut
             with io.BufferedReader(reader, STREAM_BUFFER_BYTES) as stream:
                 yield from encoded_samples(stream, shard=f"s3://{self._place.bucket}/{reader.key}")
+
+
+def _requested(reader: Any) -> Any:
+    reader.prefetch()
+    return reader

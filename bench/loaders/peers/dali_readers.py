@@ -1,6 +1,6 @@
 """Load with DALI's own readers, like a script without `dali_pipes`: one pipeline has reader, decoders and crop.
 
-Samples come in the order of the files in each epoch: nothing is shuffled.
+Shards are shuffled and samples are not, as in `webloader` (``shuffle_after_epoch``).
 
 ``dali-webdataset`` maps local shards, the reader's default. ``dali-s3`` reads a bucket's shards with ``s3://`` URLs
 (DALI's release notes of 1.38): one ranged GET for each component of each sample, over one connection, whatever
@@ -12,6 +12,7 @@ user's own ``AWS_*`` variables say. AIStore serves S3 below ``/s3``, and must an
 """
 
 import contextlib
+import re
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> contextlib.Abs
     device = options.delivery_device
     pipeline = plain_pipeline(device, options)
     with pipeline:
-        photo, mask, label, key = reader_nodes(files, options)
+        photo, mask, label, key = reader_nodes(files, options, shuffle_after_epoch=True)
         decoded = decoded_outputs(photo, mask, options, device=device)
         # The rows of a tensor must have one length.
         pipeline.set_outputs(*decoded, fn.pad(label), fn.pad(key))
@@ -114,11 +115,12 @@ def _labels(digits: Any) -> Any:
 
 def keys_of(files: ReaderFiles) -> Callable[[Any], list[str]]:
     """Return the function that converts padded names, ``PATH:OFFSET:KEY.COMPONENT``, to keys."""
-    starts = tuple(f"{path}:" for path in files.paths)
+    path_of = re.compile("|".join(re.escape(f"{path}:") for path in files.paths))
 
     def key_of(text: str) -> str:
-        start = next(start for start in starts if text.startswith(start))
-        names = split_key(text[len(start) :].partition(":")[2])
+        path = path_of.match(text)
+        assert path is not None, "the reader names its files"
+        names = split_key(text[path.end() :].partition(":")[2])
         assert names is not None, "our index names members of samples"
         return names[0]
 

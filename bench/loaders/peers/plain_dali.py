@@ -10,7 +10,8 @@ one worker process. DALI's tutorial prefers callables that several workers share
 back the n-th sample cannot be found without an index (`dali-s3` uses one). One worker is enough: it cuts tars, while
 DALI decodes with one thread for each core. In a rank without CUDA the worker is forked: all its libraries are loaded
 there, and none of their threads runs. Otherwise it is spawned, and its imports take about 0.4 s. The worker asks for
-two shards ahead of the one that it cuts. Shards are shuffled and samples are not, as in `webloader`.
+seven shards ahead of the one that it cuts: eight in all, as our loader fetches. Shards are shuffled and samples are
+not, as in `webloader`.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ PREFETCH_QUEUE_DEPTH = 2  # DALI's default
 MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)  # ImageNet, of levels
 STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 SOURCE_PREFETCH = 4
-SHARDS_AHEAD = 2
+SHARDS_AHEAD = 7
 BYTES_PER_SAMPLE = 256 << 10
 """Shared memory for one component of one sample; it grows if necessary."""
 

@@ -4,7 +4,8 @@ Settings, for SPDL 0.8 (documentation, "Execution Models"): threads in one proce
 there, read, ``aggregate``, then a transform of whole batches, one thread for each core. An aggregator of our own cuts a
 shard's list into batches, for samples cost more where they pass the queues one by one. The source is continuous, so
 that the pipeline lives for all epochs, unless there is only one. ``iter_tarfile`` is given a whole shard in memory, the
-fastest of its ways ("Benchmark tarfile"). Shards are shuffled and samples are not, as in `webloader`.
+fastest of its ways ("Benchmark tarfile"). Stages have their own concurrency, as "Migration from Grain" advises: shards
+of a bucket are read by eight threads, as our loader does. Shards are shuffled and samples are not, as in `webloader`.
 
 SPDL's own decoder is FFmpeg, which must be installed on the machine, took twice the CPU time of Pillow, and gives other
 pixels. So photos are decoded as in `webloader`, straight into the batch, in memory of this process that is used again.
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 
 SINK_BATCHES = 2
+REQUESTS = 8
+"""Shards that are read at a time from a bucket."""
 
 
 @contextlib.contextmanager
@@ -45,7 +48,7 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
         nonlocal ready
         if ready is None:
             threads.close()
-            ready = _start(source, shards.store.endpoint, options, threads)
+            ready = _start(source, shards, options, threads)
         pipeline, ready = ready, None
         try:
             yield from pipeline
@@ -65,21 +68,22 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
 
 
 def _start(
-    source: ShuffledNames, endpoint: str | None, options: LoaderOptions, threads: contextlib.ExitStack
+    source: ShuffledNames, shards: ShardSet, options: LoaderOptions, threads: contextlib.ExitStack
 ) -> "Pipeline[BenchBatch]":
     """Start a pipeline, which `threads` ends."""
+    num_readers = options.num_threads if shards.store.directory is not None else max(options.num_threads, REQUESTS)
     decoders = threads.enter_context(ThreadPoolExecutor(options.num_threads, thread_name_prefix="spdl-decode"))
     pipeline: Pipeline[BenchBatch] = (
         PipelineBuilder()
         .add_source(source, continuous=options.keeps_shards)
         # Each thread reads a whole shard, which stays in memory until its samples are decoded.
-        .pipe(functools.partial(_read, endpoint=endpoint), concurrency=options.num_threads, output_order="input")
+        .pipe(functools.partial(_read, endpoint=shards.store.endpoint), concurrency=num_readers, output_order="input")
         .aggregate(_Batches(options.batch_size))
         .disaggregate()
         .pipe(BatchDecoder(options), concurrency=options.num_threads, executor=decoders)
         .add_sink(SINK_BATCHES)
         # By default the library logs failures and leaves out their samples.
-        .build(num_threads=options.num_threads, max_failures=0)
+        .build(num_threads=num_readers, max_failures=0)
     )
     pipeline.start()
     threads.callback(_stop, pipeline)

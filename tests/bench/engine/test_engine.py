@@ -144,7 +144,7 @@ def test_record_is_published_only_of_a_commit_and_of_steady_repeats(
     with pytest.raises(ValueError, match="whose code is a commit's"):
         run_and_tell(TimedProbe(), json_path=record, publish=True)
     found["is_dirty"] = False
-    with pytest.raises(PipesError, match=r"not written: the repeats differ by more than 10 % in 'b, samples_per_s: 52"):
+    with pytest.raises(PipesError, match=r"not written: the repeats differ by more than 10 % in 'b, samples_per_s: \d"):
         run_and_tell(TimedProbe(slower=1.1), json_path=record, publish=True)
     assert not record.exists()
     run_and_tell(TimedProbe(slower=1.01), json_path=record, publish=True)
