@@ -159,18 +159,19 @@ def _write_image(
 
     wanted = [int(side) for side in size]
     stacked = torch.from_numpy(pixels.transpose(2, 0, 1))[None]
-    photo = torch.nn.functional.interpolate(stacked, size=wanted, mode="bilinear", antialias=True)[0].numpy()
+    photo = torch.nn.functional.interpolate(stacked, size=wanted, mode="bilinear", antialias=True)[0]
     rows, columns = image.shape[1:]
     if position is not None:
         slack = np.subtract(wanted, (rows, columns))
         top, left = np.rint(slack * np.asarray(position, np.float64)).astype(int).tolist()
         photo = photo[:, top : top + rows, left : left + columns]
     if mirror:
-        photo = photo[:, :, ::-1]
+        photo = photo.flip(2)  # torch's copy costs less than numpy's reading backwards
     if output.dtype == np.uint8:
-        image[:] = photo
+        image[:] = photo.numpy()
         return
     mean, factor = (one[:, None, None] for one in output.factors)
     values = image if image.dtype == np.float32 else np.empty(image.shape, np.float32)
-    np.subtract(photo, mean, out=values)
+    values[:] = photo.numpy()  # before the arithmetic, which costs more on two types
+    values -= mean
     np.multiply(values, factor, out=image, casting="same_kind")
