@@ -5,7 +5,7 @@ while a wheel of DALI has 200 MB. So the wheels are laid out here as numbered pi
 
     python3 -m deploy.borrowed_gpu lay-out pieces --add /data/photos     # once, with a network
     python3 -m deploy.borrowed_gpu take pieces store                     # there, for each piece that arrives
-    python3 -m deploy.borrowed_gpu run store -- --all -o /tmp/out --shards store/files/photos
+    python3 -m deploy.borrowed_gpu run store -- --all -o results --shards store/files/photos
 
 ``take`` may come again with the same piece, and ``run`` again after whatever ended it: what is done is not done again.
 The packages go into an environment of their own, which also sees what the machine's Python has. The standard library is

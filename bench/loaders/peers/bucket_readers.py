@@ -18,9 +18,7 @@ whole shards, so its last batch is short.
 
 import contextlib
 import io
-import itertools
 import os
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,7 +52,7 @@ class _AistoreSamples(IterableDataset[EncodedSample]):
         if self._client is None:
             # The client is made in the worker, because connections cannot be sent to another process.
             self._client = Client(self._endpoint)
-        # Every worker draws the same order, and the library takes the worker's group.
+        # All workers draw the same order. The library gives each worker its own group.
         names, info = list(self._names), get_worker_info()
         num_groups = 1 if info is None else info.num_workers
         bucket = self._client.bucket(self._bucket, provider=self._provider)
@@ -92,10 +90,9 @@ class _S3Samples(IterableDataset[EncodedSample]):
             s3client_config=S3ClientConfig(force_path_style=self._place.endpoint is not None, unsigned=self._is_open),
         )
         readers = map(_requested, objects)
-        ahead = deque(itertools.islice(readers, 1))
-        while ahead:
-            reader = ahead.popleft()
-            ahead.extend(itertools.islice(readers, 1))  # the next object, while this one is cut
+        following = next(readers, None)
+        while (reader := following) is not None:
+            following = next(readers, None)  # asks for the next object before this one is cut
             with io.BufferedReader(reader, STREAM_BUFFER_BYTES) as stream:
                 yield from encoded_samples(stream, shard=f"s3://{self._place.bucket}/{reader.key}")
 

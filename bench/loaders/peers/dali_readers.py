@@ -1,6 +1,6 @@
 """Load with DALI's own readers, like a script without `dali_pipes`: one pipeline has reader, decoders and crop.
 
-Shards are shuffled and samples are not, as in `webloader` (``shuffle_after_epoch``).
+Each epoch takes the shards in another order (``shuffle_after_epoch``). The samples of a shard keep theirs.
 
 ``dali-webdataset`` maps local shards, the reader's default. ``dali-s3`` reads a bucket's shards with ``s3://`` URLs
 (DALI's release notes of 1.38): one ranged GET for each component of each sample, over one connection, whatever

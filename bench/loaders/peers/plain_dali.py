@@ -9,9 +9,9 @@ rounds the start differently than ``CenterCrop``, so a photo's size is read from
 one worker process. DALI's tutorial prefers callables that several workers share, but in a tar that is read front to
 back the n-th sample cannot be found without an index (`dali-s3` uses one). One worker is enough: it cuts tars, while
 DALI decodes with one thread for each core. In a rank without CUDA the worker is forked: all its libraries are loaded
-there, and none of their threads runs. Otherwise it is spawned, and its imports take about 0.4 s. The worker asks for
-seven shards ahead of the one that it cuts: eight in all, as our loader fetches. Shards are shuffled and samples are
-not, as in `webloader`.
+there, and none of their threads runs. Otherwise it is spawned, and its imports take about 0.4 s. While the worker cuts
+one shard, it fetches the next ones, as many at a time as our loader (`NUM_FETCHERS`). Shards are shuffled and samples
+are not, as in `webloader`.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from bench.loaders.encoded import ShuffledNames, components_of, encoded_samples,
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.recipe import NUM_CROPS, WHOLE, crop_table
 from bench.tools.processes import end_with_main
+from dali_pipes.fetch.fetcher import NUM_FETCHERS
 from dali_pipes.store.shard_set import ShardSet
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ PREFETCH_QUEUE_DEPTH = 2  # DALI's default
 MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)  # ImageNet, of levels
 STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 SOURCE_PREFETCH = 4
-SHARDS_AHEAD = 7
+SHARDS_AHEAD = NUM_FETCHERS - 1
 BYTES_PER_SAMPLE = 256 << 10
 """Shared memory for one component of one sample; it grows if necessary."""
 

@@ -4,8 +4,9 @@ Settings, for SPDL 0.8 (documentation, "Execution Models"): threads in one proce
 there, read, ``aggregate``, then a transform of whole batches, one thread for each core. An aggregator of our own cuts a
 shard's list into batches, for samples cost more where they pass the queues one by one. The source is continuous, so
 that the pipeline lives for all epochs, unless there is only one. ``iter_tarfile`` is given a whole shard in memory, the
-fastest of its ways ("Benchmark tarfile"). Stages have their own concurrency, as "Migration from Grain" advises: shards
-of a bucket are read by eight threads, as our loader does. Shards are shuffled and samples are not, as in `webloader`.
+fastest of its ways ("Benchmark tarfile"). Stages have their own concurrency, as "Migration from Grain" advises: a
+bucket is read by as many threads as our loader has for it (`NUM_FETCHERS`). Shards are shuffled and samples are not, as
+in `webloader`.
 
 SPDL's own decoder is FFmpeg, which must be installed on the machine, took twice the CPU time of Pillow, and gives other
 pixels. So photos are decoded as in `webloader`, straight into the batch, in memory of this process that is used again.
@@ -25,6 +26,7 @@ from spdl.pipeline.defs import Aggregator
 from bench.loaders.encoded import KEY, EncodedSample, ShuffledNames, open_stream, shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.transforms import BatchDecoder
+from dali_pipes.fetch.fetcher import NUM_FETCHERS
 from dali_pipes.formats.names import split_key
 from dali_pipes.store.shard_set import ShardSet
 
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 
 
 SINK_BATCHES = 2
-REQUESTS = 8
-"""Shards that are read at a time from a bucket."""
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def _start(
     source: ShuffledNames, shards: ShardSet, options: LoaderOptions, threads: contextlib.ExitStack
 ) -> "Pipeline[BenchBatch]":
     """Start a pipeline, which `threads` ends."""
-    num_readers = options.num_threads if shards.store.directory is not None else max(options.num_threads, REQUESTS)
+    num_readers = options.num_threads if shards.store.directory is not None else max(options.num_threads, NUM_FETCHERS)
     decoders = threads.enter_context(ThreadPoolExecutor(options.num_threads, thread_name_prefix="spdl-decode"))
     pipeline: Pipeline[BenchBatch] = (
         PipelineBuilder()
