@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bench.loaders.registry import LOADERS, is_peer
+from bench.loaders.registry import LOADERS
 from bench.reports.figures import FIGURES, SETTING_TITLES
 from bench.reports.record import kind_of, read_run, write_text
 from bench.reports.summary import (
@@ -166,11 +166,9 @@ def _loader_notes(records: Sequence[Record], *, recipe: str | None) -> list[str]
 
 
 def _decodes_window(record: Record, recipe: str | None) -> bool:
-    """Whether a loader decodes a part of a photo; for evaluation, only DALI's own pipelines do."""
-    entry = LOADERS[record["loader"]]
-    if recipe == "evaluation":
-        return entry.decodes_window and is_peer(record["loader"])
-    return entry.decodes_window or record["decode"] == "nvimgcodec"
+    """Whether a loader decodes a part of a photo; for evaluation, only DALI's pipelines and ours do."""
+    is_part = record["decode"] == "nvimgcodec" and recipe != "evaluation"
+    return is_part or LOADERS[record["loader"]].decodes_window
 
 
 def origin_of(report: Report) -> str:

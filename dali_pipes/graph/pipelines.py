@@ -95,29 +95,26 @@ class ImageForm:
         """The photo of a sample; ``besides`` is a component that holds something else, such as the mask."""
         return PhotoInput(components, components.photo(self.photo, besides=besides), components.orient(self.orient))
 
-    def image(
-        self,
-        components: Components,
-        pixels: Any,
-        *,
-        size: Any,
-        crop: Shape | None = None,
-        position: Any = None,
-        mirror: Any = 0,
-    ) -> Any:
-        """Make the image of decoded pixels, see `image`; ``crop`` cuts it out of the resized ones at ``position``."""
+    def image(self, components: Components, pixels: Any, *, size: Any, mirror: Any = 0) -> Any:
+        """Make the image of decoded pixels, see `image`."""
         if components.device == "cpu":
-            return FinishedOutput(
-                pixels=pixels,
-                size=size,
-                crop=crop,
-                position=position,
-                mirror=mirror,
-                factors=self.factors(),
-                dtype=np.dtype(self.dtype),
-                is_chw=self.layout == "CHW",
-            )
-        return self.normalised(resized(pixels, size), crop=crop, position=position, mirror=mirror)
+            return self.finished(pixels, size=size, mirror=mirror)
+        return self.normalised(resized(pixels, size), mirror=mirror)
+
+    def finished(
+        self, pixels: Any, *, size: Any, crop: Shape | None = None, window: Any = None, mirror: Any = 0
+    ) -> FinishedOutput:
+        """An image that is made on the CPU."""
+        return FinishedOutput(
+            pixels=pixels,
+            size=size,
+            crop=crop,
+            window=window,
+            mirror=mirror,
+            factors=self.factors(),
+            dtype=np.dtype(self.dtype),
+            is_chw=self.layout == "CHW",
+        )
 
     def normalised(self, pixels: Any, *, crop: Shape | None = None, position: Any = None, mirror: Any = 0) -> Any:
         """Cut, flip and normalise by DALI's operator, for pixels of any number of channels."""
@@ -298,8 +295,9 @@ def classification_eval(
     """Resize the photo's shorter side, cut it to ``crop`` about the centre, normalise it, and give the label if there
     are any.
 
-    Sizes and offsets are those of torchvision's ``Resize(resize) -> CenterCrop(crop)``, on the CPU its v2 pixels, too.
-    On a GPU the resampling is DALI's antialiased linear filter, within a few grey levels of it.
+    Sizes and offsets are those of torchvision's ``Resize(resize) -> CenterCrop(crop)``, on the CPU its v2 pixels, too,
+    and only the part of the photo that they are made of is decoded there. On a GPU the resampling is DALI's antialiased
+    linear filter, within a few grey levels of it.
 
     Outputs:
         image: [B, 3, *crop], see `ImageOptions`.
@@ -323,8 +321,14 @@ def classification_eval(
         photo = form.photo_of(components)
         shapes = once_a_batch(lambda batch: resized_shape(photo.sizes(batch), resize))
         size = components.array(lambda batch: shapes(batch).astype(np.float32))
-        position = components.array(lambda batch: crop_position(shapes(batch), shape))
-        image = form.image(components, photo.decoded(), size=size, crop=shape, position=position)
+        if components.device == "cpu":
+            window = once_a_batch(lambda batch: crop_window(photo.sizes(batch), shapes(batch), shape))
+            start = components.array(lambda batch: window(batch)[:, 1])
+            part = photo.decoded_crop(start, components.array(lambda batch: window(batch)[:, 2]))
+            image = form.finished(part, size=size, crop=shape, window=components.array(window))
+        else:
+            position = components.array(lambda batch: crop_position(shapes(batch), shape))
+            image = form.normalised(resized(photo.decoded(), size), crop=shape, position=position)
         return {"image": image} | label_output(components)
 
     return graph
@@ -492,6 +496,26 @@ def resized_shape(sizes: Int32s, shorter_side: int) -> Int32s:
     sizes = sizes.astype(np.int64)
     shortest = sizes.min(axis=1, keepdims=True)
     return np.where(sizes == shortest, shorter_side, shorter_side * sizes // np.maximum(shortest, 1)).astype(np.int32)
+
+
+def crop_window(sizes: Int32s, resized: Int32s, crop: Shape) -> Int32s:
+    """Compute the part of a photo from which a resize makes the centre ``crop``, as far as its filter reaches.
+
+    The filter is the antialiased linear one, which reaches as many pixels as one of the result is made of, on each side
+    of its centre. A photo that is not made smaller is its own part.
+
+    Returns:
+        int32 [B, 4, 2] of rows and columns: the photo's, the part's start and shape, the crop's start in the result.
+
+    >>> crop_window(np.array([[300, 600]]), np.array([[100, 200]]), (80, 80)).tolist()
+    [[[300, 600], [28, 178], [244, 244], [10, 60]]]
+    """
+    first, scale = center_crop_start(resized, crop), sizes / resized
+    start, end = np.floor(scale * (first - 0.5)), np.ceil(scale * (first + crop + 0.5))
+    is_smaller = sizes.min(axis=1, keepdims=True) > resized.min(axis=1, keepdims=True)
+    start = np.where(is_smaller, np.maximum(start, 0), 0)
+    end = np.where(is_smaller, np.minimum(end, sizes), sizes)
+    return np.stack([sizes, start, end - start, first], axis=1).astype(np.int32)
 
 
 def covering_crop(sizes: Int32s, shape: Int32s, uniforms: Float64s | None) -> Int32s:
