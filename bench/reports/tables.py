@@ -166,9 +166,9 @@ def _loader_notes(records: Sequence[Record], *, recipe: str | None) -> list[str]
 
 
 def _decodes_window(record: Record, recipe: str | None) -> bool:
-    """Whether a loader decodes a part of a photo; for evaluation, only DALI's pipelines and ours do."""
-    is_part = record["decode"] == "nvimgcodec" and recipe != "evaluation"
-    return is_part or LOADERS[record["loader"]].decodes_window
+    """Tell whether a loader decodes only a part of each photo. For evaluation, nvImageCodec decodes whole photos."""
+    is_cropped = record["decode"] == "nvimgcodec" and recipe != "evaluation"
+    return is_cropped or LOADERS[record["loader"]].decodes_window
 
 
 def origin_of(report: Report) -> str:

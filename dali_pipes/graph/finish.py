@@ -34,9 +34,9 @@ class FinishedOutput:
     size: Any
     """Rows and columns of the resized photo, two numbers or a node of them. Without a crop, alike in a batch."""
     crop: tuple[int, int] | None
-    """Rows and columns that are cut out of the resized photo; ``None``: all."""
-    window: Any
-    """With a crop, a node: what `crop_window` gives for each photo. ``pixels`` are that part of it."""
+    """Rows and columns of the centre crop of the resized photo; ``None``: the whole resized photo."""
+    region: Any
+    """Only with ``crop``: a node, int32 [4, 2], of the fields of `CropRegions`. ``pixels`` are this region."""
     mirror: Any
     """A node, or 0: whether the image is flipped horizontally."""
     factors: tuple[Float32s, Float32s]
@@ -77,7 +77,7 @@ class Finisher:
         self._threads, self._buffers = threads, Buffers()
         self._numbers = itertools.count()
         self._made: dict[int, Tensor | ImageError] = {}
-        given = {"size": output.size, "window": output.window, "mirror": output.mirror}
+        given = {"size": output.size, "region": output.region, "mirror": output.mirror}
         nodes = {name: node for name, node in given.items() if isinstance(node, DataNode)}
         # The nodes are not kept: with them the pipeline would be a cycle, and end with the garbage only.
         left: dict[str, Any] = dict.fromkeys(nodes, ())
@@ -125,13 +125,13 @@ class Finisher:
         num_bytes = math.prod(shape) * np.dtype(output.dtype).itemsize
         tensor = torch.from_numpy(self._buffers.take(num_bytes)[:num_bytes].view(output.dtype)).view(shape)
         images = tensor.numpy() if output.is_chw else tensor.numpy().transpose(0, 3, 1, 2)
-        windows, mirrors = inputs.get("window"), inputs.get("mirror") or [output.mirror] * count
+        regions, mirrors = inputs.get("region"), inputs.get("mirror") or [output.mirror] * count
         waiting = iter(range(count))  # each number is taken by one thread
 
         def finish_some() -> None:
             for at in waiting:
-                window = None if windows is None else windows[at]
-                _write_image(output, images[at], pixels[at], sizes[at], window, mirrors[at])
+                region = None if regions is None else np.asarray(regions[at])
+                _write_image(output, images[at], pixels[at], sizes[at], region, mirrors[at])
 
         work = [threads.pool.submit(finish_some) for _ in range(min(threads.num_others, count - 1))]
         try:
@@ -151,7 +151,7 @@ def _write_image(
     image: npt.NDArray[Any],
     pixels: npt.NDArray[np.uint8],
     size: Any,
-    window: Any,
+    region: npt.NDArray[np.int32] | None,
     mirror: Any,
 ) -> None:
     """Write one image, [3, H, W], of pixels [H, W, 3]."""
@@ -159,10 +159,10 @@ def _write_image(
 
     wanted = [int(side) for side in size]
     stacked = torch.from_numpy(pixels.transpose(2, 0, 1))[None]
-    if window is None:
+    if region is None:
         photo = torch.nn.functional.interpolate(stacked, size=wanted, mode="bilinear", antialias=True)[0]
     else:
-        photo = _resized_crop(stacked, wanted, image.shape[1:], np.asarray(window))[0]
+        photo = _resized_crop(stacked, wanted, image.shape[1:], region)[0]
     if mirror:
         photo = photo.flip(2)  # torch's copy costs less than numpy's reading backwards
     if output.dtype == np.uint8:
@@ -175,19 +175,21 @@ def _write_image(
     np.multiply(values, factor, out=image, casting="same_kind")
 
 
-def _resized_crop(part: "Tensor", size: Sequence[int], crop: Sequence[int], window: Any) -> "Tensor":
-    """Resize a part of a photo to the crop of the resized photo, see `crop_window`: the bits of the whole photo's."""
+def _resized_crop(
+    pixels: "Tensor", size: Sequence[int], crop: Sequence[int], region: npt.NDArray[np.int32]
+) -> "Tensor":
+    """Resize a region of a photo to the crop, see `CropRegions`: bit for bit as if the whole photo were resized."""
     import torch
 
-    whole, start, shape, first = window.tolist()
-    scales = [to / of for to, of in zip(size, whole, strict=True)]
-    photo, last = part, [at + side for at, side in zip(first, crop, strict=True)]
-    if shape != whole:
-        # torch resizes from a photo's first row and column on. Those before the part may hold anything, as the crop is
-        # not made of them. What is behind the part does not have to be there.
+    photo_size, start, shape, crop_start = region.tolist()
+    crop_end = [first + side for first, side in zip(crop_start, crop, strict=True)]
+    scales = [after / before for before, after in zip(photo_size, size, strict=True)]
+    if shape != photo_size:
+        # torch starts at the photo's first row and column. The crop does not depend on pixels before or behind the
+        # region: those before it stay uninitialised, those behind it are left out.
         photo = torch.empty((1, start[0] + shape[0], start[1] + shape[1], 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-        photo[:, :, start[0] :, start[1] :] = part
-        size = last
-    # What interpolate() calls. It takes a size or scales, not both.
-    resized: Tensor = torch.ops.aten._upsample_bilinear2d_aa(photo, size, False, *scales)
-    return resized[:, :, first[0] : last[0], first[1] : last[1]]
+        photo[:, :, start[0] :, start[1] :] = pixels
+        pixels, size = photo, crop_end
+    # interpolate() calls this operator, but takes either the size or the scales.
+    resized: Tensor = torch.ops.aten._upsample_bilinear2d_aa(pixels, size, False, *scales)
+    return resized[:, :, crop_start[0] : crop_end[0], crop_start[1] : crop_end[1]]

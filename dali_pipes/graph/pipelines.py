@@ -5,7 +5,7 @@ Each function returns a graph, which runs inside a DALI pipeline definition, so 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from nvidia.dali import fn, types
@@ -102,14 +102,14 @@ class ImageForm:
         return self.normalised(resized(pixels, size), mirror=mirror)
 
     def finished(
-        self, pixels: Any, *, size: Any, crop: Shape | None = None, window: Any = None, mirror: Any = 0
+        self, pixels: Any, *, size: Any, crop: Shape | None = None, region: Any = None, mirror: Any = 0
     ) -> FinishedOutput:
-        """An image that is made on the CPU."""
+        """Describe an image for the CPU to make of decoded pixels, see `FinishedOutput`."""
         return FinishedOutput(
             pixels=pixels,
             size=size,
             crop=crop,
-            window=window,
+            region=region,
             mirror=mirror,
             factors=self.factors(),
             dtype=np.dtype(self.dtype),
@@ -295,9 +295,9 @@ def classification_eval(
     """Resize the photo's shorter side, cut it to ``crop`` about the centre, normalise it, and give the label if there
     are any.
 
-    Sizes and offsets are those of torchvision's ``Resize(resize) -> CenterCrop(crop)``, on the CPU its v2 pixels, too,
-    and only the part of the photo that they are made of is decoded there. On a GPU the resampling is DALI's antialiased
-    linear filter, within a few grey levels of it.
+    Sizes and offsets are those of torchvision's ``Resize(resize) -> CenterCrop(crop)``. On the CPU the pixels are those
+    of its v2 functions, and only the region that the crop is made of is decoded. On a GPU DALI's antialiased linear
+    filter resizes, and its pixels differ by a few grey levels.
 
     Outputs:
         image: [B, 3, *crop], see `ImageOptions`.
@@ -322,10 +322,11 @@ def classification_eval(
         shapes = once_a_batch(lambda batch: resized_shape(photo.sizes(batch), resize))
         size = components.array(lambda batch: shapes(batch).astype(np.float32))
         if components.device == "cpu":
-            window = once_a_batch(lambda batch: crop_window(photo.sizes(batch), shapes(batch), shape))
-            start = components.array(lambda batch: window(batch)[:, 1])
-            part = photo.decoded_crop(start, components.array(lambda batch: window(batch)[:, 2]))
-            image = form.finished(part, size=size, crop=shape, window=components.array(window))
+            regions = once_a_batch(lambda batch: crop_regions(photo.sizes(batch), shapes(batch), shape))
+            start = components.array(lambda batch: regions(batch).start)
+            pixels = photo.decoded_crop(start, components.array(lambda batch: regions(batch).shape))
+            region = components.array(lambda batch: np.stack(regions(batch), axis=1))
+            image = form.finished(pixels, size=size, crop=shape, region=region)
         else:
             position = components.array(lambda batch: crop_position(shapes(batch), shape))
             image = form.normalised(resized(photo.decoded(), size), crop=shape, position=position)
@@ -498,24 +499,35 @@ def resized_shape(sizes: Int32s, shorter_side: int) -> Int32s:
     return np.where(sizes == shortest, shorter_side, shorter_side * sizes // np.maximum(shortest, 1)).astype(np.int32)
 
 
-def crop_window(sizes: Int32s, resized: Int32s, crop: Shape) -> Int32s:
-    """Compute the part of a photo from which a resize makes the centre ``crop``, as far as its filter reaches.
+class CropRegions(NamedTuple):
+    """The regions of photos from which centre crops of the resized photos are made; each int32 [B, 2]."""
 
-    The filter is the antialiased linear one, which reaches as many pixels as one of the result is made of, on each side
-    of its centre. A photo that is not made smaller is its own part.
+    photo: Int32s
+    """Rows and columns of the photo."""
+    start: Int32s
+    """First row and column of the region."""
+    shape: Int32s
+    """Rows and columns of the region."""
+    crop_start: Int32s
+    """First row and column of the crop in the resized photo."""
 
-    Returns:
-        int32 [B, 4, 2] of rows and columns: the photo's, the part's start and shape, the crop's start in the result.
 
-    >>> crop_window(np.array([[300, 600]]), np.array([[100, 200]]), (80, 80)).tolist()
-    [[[300, 600], [28, 178], [244, 244], [10, 60]]]
+def crop_regions(sizes: Int32s, resized: Int32s, crop: Shape) -> CropRegions:
+    """Compute the regions from which an antialiased linear resize makes centre crops.
+
+    ``sizes`` and ``resized`` are int32 [B, 2], rows and columns before and after the resize. A pixel of the result
+    depends on the pixels within ``sizes / resized`` of its centre. If a photo is not made smaller, its region is the
+    whole photo.
+
+    >>> [array.tolist() for array in crop_regions(np.array([[300, 600]]), np.array([[100, 200]]), (80, 80))]
+    [[[300, 600]], [[28, 178]], [[244, 244]], [[10, 60]]]
     """
-    first, scale = center_crop_start(resized, crop), sizes / resized
-    start, end = np.floor(scale * (first - 0.5)), np.ceil(scale * (first + crop + 0.5))
+    crop_start, scale = center_crop_start(resized, crop), sizes / resized
+    start, end = np.floor(scale * (crop_start - 0.5)), np.ceil(scale * (crop_start + crop + 0.5))
     is_smaller = sizes.min(axis=1, keepdims=True) > resized.min(axis=1, keepdims=True)
-    start = np.where(is_smaller, np.maximum(start, 0), 0)
-    end = np.where(is_smaller, np.minimum(end, sizes), sizes)
-    return np.stack([sizes, start, end - start, first], axis=1).astype(np.int32)
+    start = np.where(is_smaller, np.maximum(start, 0), 0).astype(np.int32)
+    end = np.where(is_smaller, np.minimum(end, sizes), sizes).astype(np.int32)
+    return CropRegions(sizes, start, end - start, crop_start)
 
 
 def covering_crop(sizes: Int32s, shape: Int32s, uniforms: Float64s | None) -> Int32s:

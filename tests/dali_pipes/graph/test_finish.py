@@ -46,29 +46,25 @@ def test_pixels_do_not_depend_on_threads(small_shards: Path, graph: Any) -> None
         assert all(torch.equal(first[name], second[name]) for name in first if name != "key")
 
 
-def test_crop_is_made_of_a_part_of_the_photo() -> None:
-    """To the bit, for photos of any size, smaller than the resized ones, too; a part is never larger than the photo."""
+def test_crop_of_a_region_equals_that_of_the_whole_photo() -> None:
+    """Bit for bit, whether the resize makes a photo smaller or larger."""
     from dali_pipes.graph.finish import _resized_crop
-    from dali_pipes.graph.pipelines import crop_window, resized_shape
+    from dali_pipes.graph.pipelines import crop_regions, resized_shape
 
-    rng, smaller = np.random.default_rng(0), 0
+    rng, num_parts = np.random.default_rng(0), 0
     for _ in range(300):
-        resize = int(rng.integers(2, 64))
-        size, crop = rng.integers(1, 200, (1, 2)), rng.integers(1, resize + 1, 2).tolist()
-        shape = resized_shape(size, resize)
-        ((photo, start, part, first),) = crop_window(size, shape, crop)
-        pixels = torch.from_numpy(rng.integers(0, 256, (1, *photo, 3), dtype=np.uint8)).permute(0, 3, 1, 2)
-        resized = torch.nn.functional.interpolate(pixels, size=shape[0].tolist(), mode="bilinear", antialias=True)
-        (top, left), (above, before) = start, first
-        cut = pixels[:, :, top : top + part[0], left : left + part[1]].contiguous(memory_format=torch.channels_last)
-        made = _resized_crop(cut, shape[0].tolist(), crop, np.stack([photo, start, part, first]))
-        assert torch.equal(made, resized[:, :, above : above + crop[0], before : before + crop[1]]), (
-            size,
-            resize,
-            crop,
-        )
-        smaller += bool((part < photo).any())
-    assert smaller > 100
+        side = int(rng.integers(2, 64))
+        size, crop = rng.integers(1, 200, (1, 2)), rng.integers(1, side + 1, 2).tolist()
+        shape = resized_shape(size, side)
+        region = np.stack(crop_regions(size, shape, crop), axis=1)[0]
+        _, (top, left), (rows, columns), (crop_top, crop_left) = region.tolist()
+        photo = torch.from_numpy(rng.integers(0, 256, (1, *size[0], 3), dtype=np.uint8)).permute(0, 3, 1, 2)
+        resized = torch.nn.functional.interpolate(photo, size=shape[0].tolist(), mode="bilinear", antialias=True)
+        pixels = photo[:, :, top : top + rows, left : left + columns].contiguous(memory_format=torch.channels_last)
+        expected = resized[:, :, crop_top : crop_top + crop[0], crop_left : crop_left + crop[1]]
+        assert torch.equal(_resized_crop(pixels, shape[0].tolist(), crop, region), expected), (size, side, crop)
+        num_parts += [rows, columns] != size[0].tolist()
+    assert num_parts > 100
 
 
 def test_graph_of_ones_own_gives_torchvisions_pixels(small_shards: Path, small_samples: list[Sample]) -> None:
