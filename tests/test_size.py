@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 42_760, 500
+TESTS_LINES, FILE_LINES = 43_260, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

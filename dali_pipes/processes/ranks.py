@@ -75,8 +75,6 @@ class Rank:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank must be in [0, world_size), got rank={self.rank} with world_size={self.world_size}")
-        if self.local_rank < 0:
-            raise ValueError(f"local_rank must not be negative, got {self.local_rank}")
 
 
 def find_rank(

@@ -226,9 +226,10 @@ class LocalStore(Store):
             with unnamed_file(self._path(name), is_new=True) as (stream, publish):
                 stream.write(data)
                 stream.flush()
-                publish()
-        except FileExistsError:
-            return False
+                try:
+                    publish()
+                except FileExistsError:
+                    return False
         except OSError as exc:
             raise self._error("write", name, exc) from exc
         return True

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from dali_pipes.cache.extents import Extent
 from dali_pipes.cache.files import cache_root
+from dali_pipes.cache.placement import FreeSpace
+from dali_pipes.cache.table import StateTable
+from dali_pipes.errors import CacheError
 from tests.dali_pipes.cache.damage import NUM_SHARDS, Loader, fill
 
 KEY, OTHER = "a" * 32, "b" * 32
@@ -70,3 +74,83 @@ def test_files_of_another_user_are_not_used(tmp_path: Path) -> None:
     assert loader.hold_all() == NUM_SHARDS
     assert {path.stat().st_uid for path in root.iterdir()} == {0}
     loader.close()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "text"),
+    [
+        ("starts", 3, "its extents were changed"),
+        ("sizes", 1 << 40, "it has shards that are larger than their extents"),
+        ("sizes", -1, "it has shards that are larger than their extents"),
+        ("state", 99, "it has states or owners that do not exist"),
+        ("owner", 9999, "it has states or owners that do not exist"),
+    ],
+)
+def test_a_table_whose_values_cannot_be_is_made_anew(
+    tmp_path: Path, column: str, value: int, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever wrote them: no loader reads past the end of an extent."""
+    fill(tmp_path, KEY, OTHER)
+    directory = os.open(cache_root(tmp_path), os.O_RDONLY)
+    table = StateTable(f"{KEY}.table", directory=directory)
+    getattr(table, column)[1] = value
+    table.close()
+    os.close(directory)
+    with caplog.at_level(logging.WARNING):
+        other, mine = Loader(tmp_path, OTHER), Loader(tmp_path, KEY)
+    assert text in caplog.text
+    assert (other.hold_all(), mine.hold_all()) == (0, NUM_SHARDS)
+    assert mine.wrong() == other.wrong() == []
+    for loader in (mine, other):
+        loader.close()
+
+
+def test_an_interrupted_change_is_repaired(tmp_path: Path) -> None:
+    """By the process itself if it lives, else by the next one that changes the table."""
+    loader = Loader(tmp_path, KEY)
+    assert loader.hold_all() == NUM_SHARDS
+    directory = os.open(cache_root(tmp_path), os.O_RDONLY)
+    table = StateTable(f"{KEY}.table", directory=directory)
+    with pytest.raises(ZeroDivisionError), table.changing():  # noqa: PT012 (the block is what ends)
+        table._header["num_resident"] = 0  # as if a change had ended half done
+        1 / 0  # noqa: B018
+    assert sorted(table.resident) == list(range(NUM_SHARDS))
+    table._header["num_resident"], table._header["dirty"] = 0, 1
+    with table.changing():
+        assert sorted(table.resident) == list(range(NUM_SHARDS))
+    assert not table.is_dirty
+    table.close()
+    os.close(directory)
+    loader.close()
+
+
+def test_a_disk_that_fails_is_an_error(tmp_path: Path) -> None:
+    """A descriptor that may not be read stands for it. A check ends where its caller stops it."""
+    file = os.open(tmp_path / "image", os.O_WRONLY | os.O_CREAT)
+    try:
+        extent = Extent(file, 0, 10)
+        extent.write(b"0123456789", 0)
+        with pytest.raises(CacheError, match="cannot read from the cache file: Bad file descriptor"):
+            extent.read()
+        assert extent.checksum_unless(lambda: True) is None
+    finally:
+        os.close(file)
+
+
+def test_a_disk_that_cannot_keep_a_shard_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other loader is told that the shard is there."""
+    if FreeSpace.of(tmp_path).is_memory:
+        pytest.skip("needs a directory on a disk")
+    loader = Loader(tmp_path, KEY)
+
+    def fail(file: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(CacheError, match=f"the disk of '{tmp_path}' failed: Input/output error"):
+            loader.hold_all()
+    other = Loader(tmp_path, KEY)
+    loader.close()
+    assert other.hold_all() == NUM_SHARDS
+    other.close()

@@ -75,6 +75,31 @@ def test_shared_memory_of_a_container(monkeypatch: Monkey) -> None:
     assert (found.status, found.advice) == ("warn", "a container's default: start it with --shm-size=8g or --ipc=host")
 
 
+def test_no_default_directory_holds_a_cache(monkeypatch: Monkey, tmp_path: Path) -> None:
+    """One is on a file system that gives no blocks back, and one is too small."""
+    directories = [Path("/proc")]
+    monkeypatch.setattr("dali_pipes.commands.doctor.default_directories", lambda: directories)
+    *_, last = check_caches(None)
+    assert (last.status, last.found) == ("fail", "no default directory is suitable")
+    monkeypatch.setattr("dali_pipes.commands.doctor.MIN_CACHE_BYTES", 1 << 60)
+    directories.append(tmp_path)
+    unfit, small, _ = check_caches(None)
+    assert unfit.status == small.status == "warn"
+    assert small.advice == "holds few shards: free some space, or pass cache=Cache(directory=...)"
+
+
+def test_dali_that_cannot_be_loaded(monkeypatch: Monkey) -> None:
+    def fail(name: str) -> None:
+        raise OSError(f"libcuda.so.1: cannot open shared object file,\n asked for by {name}")
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    found = of(look(), "DALI")
+    assert (found.status, found.advice) == ("fail", "install it again")
+    assert found.found.endswith(
+        "cannot be loaded: libcuda.so.1: cannot open shared object file, asked for by nvidia.dali"
+    )
+
+
 def test_few_open_files(monkeypatch: Monkey) -> None:
     for limit, status in ((128, "fail"), (512, "warn"), (1024, "ok")):
         monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: (limit, limit))

@@ -1,5 +1,6 @@
 """A listing that lacks shards is refused where no manifest says which there should be: by a record, or by numbers."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,21 @@ def test_shards_that_were_replaced_are_indexed_as_the_error_says(store: Store) -
     assert run(store, "index", store.locate("samples-")).exit_code == 0
     done = run(store, "index", f"{store.url}/samples-{{000000..000001}}.tar", "--allow-missing")
     assert "lists 4 shards, and 2 of them are not among the 2 to be indexed" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"shards": "a-{000000..999999}{0..99}.tar"}, "too many names"),
+        ({"num_samples": -1}, "a count is not a number"),
+        ({"num_bytes": "3"}, "a count is not a number"),
+        ({"shards": ["../a.tar"]}, "a name is not that of a shard"),
+        ({"shards": [3]}, "a name is not that of a shard"),
+    ],
+)
+def test_records_that_cannot_be_are_refused(changed: dict[str, object], text: str) -> None:
+    value = {"shards": "a-{000000..000003}.tar", "num_samples": 3, "num_bytes": 4}
+    assert len(WrittenShards.from_bytes(json.dumps(value).encode(), where="a-written.json").names) == 4
+    with pytest.raises(DataError, match=r"'a-written.json' is not a record of written shards") as failed:
+        WrittenShards.from_bytes(json.dumps(value | changed).encode(), where="a-written.json")
+    assert str(failed.value.__cause__) == text

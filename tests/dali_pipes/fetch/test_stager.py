@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,6 +172,69 @@ def test_urgent_shard_takes_the_thread_of_one_that_can_wait(open_job: Callable[.
     assert job.fetched() == [5, 4, 5, 2]
     job.stager.done([4])
     job.stager.unstage([5, 2])
+    job.check_nothing_is_held()
+
+
+def test_progress_says_what_holds_a_shard_up(open_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store, the only thread, or another process of the node; nothing when all are there."""
+    job = open_job()
+    job.store.held_back = {job.names[5]}
+    job.stager.stage([5, 2])
+    wait_until(lambda: job.fetched() == [5])
+    assert job.stager.progress([2]) == (
+        f"1 of 1 are missing, 'store/{job.names[2]}' among them: all threads are busy with other shards: "
+        "Cache(fetchers=) makes more"
+    )
+    assert f"2 of 2 are missing, 'store/{job.names[5]}' among them: 0.0 of 0.0 MiB came in" in job.stager.progress(
+        [2, 5]
+    )
+    monkeypatch.setattr(job.share, "filled_by", lambda shard: 1234)
+    assert job.stager.progress([2]).endswith("process 1234 of this node is bringing it: look at its log")
+    job.store.held_back = set()
+    wait_until(lambda: job.stager.num_missing([5, 2])[0] == 0)
+    assert job.stager.progress([2, 5]) == ""
+    job.stager.unstage([5, 2])
+
+
+def test_the_threads_that_may_start_do_the_work(open_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may have too many threads, by ``ulimit -u`` or a pod's limit. Without any the caller gets the error."""
+    job, start, num_started = open_job(num_fetchers=4), threading.Thread.start, 0
+
+    def start_two(thread: threading.Thread) -> None:
+        nonlocal num_started
+        num_started += 1
+        if num_started > 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    job.stager.need(range(NUM_SHARDS))
+    job.check(*range(NUM_SHARDS))
+    assert num_started > 2
+    job.stager.done(range(NUM_SHARDS))
+    job.check_nothing_is_held()
+    other = open_job(num_fetchers=4)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        other.stager.need([0])
+
+
+def test_a_shard_for_which_the_disk_has_no_blocks_fails_alone(
+    open_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = open_job(together=4)
+    reserve = job.share.reserve_blocks
+
+    def reserve_all_but_one(shard: int, **options: Any) -> None:
+        if shard == 1:
+            raise CacheError("the disk is full")
+        reserve(shard, **options)
+
+    monkeypatch.setattr(job.share, "reserve_blocks", reserve_all_but_one)
+    with pytest.raises(CacheError, match="the disk is full"):
+        job.stager.need([0, 1, 2])
+    job.stager.need([0, 2])
+    job.check(0, 2)
+    job.stager.done([0, 2])
     job.check_nothing_is_held()
 
 

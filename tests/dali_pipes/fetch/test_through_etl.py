@@ -306,6 +306,7 @@ def test_misuse_is_told_before_any_work(
         (501, "cannot use ETL in a build without ETL support", NoEtlError, "built with the tag etl.*prep transform"),
         (500, "out of order", StoreError, "'ETL some-etl' at .*: 500 out of order"),
         (403, "only administrators", None, ""),
+        (200, "no list", StoreError, "this is no list of ETLs"),
     ],
 )
 def test_what_a_cluster_says_of_its_etls(status: int, text: str, error: type[PipesError] | None, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -303,3 +304,21 @@ def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         dp.metrics.write_textfile(tmp_path / "none")
     with pytest.raises(ValueError, match="every_s must be positive"):
         dp.metrics.write_textfile(tmp_path, every_s=0)
+
+
+def test_a_directory_that_goes_and_comes_back(
+    small_shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning, once; the figures are written again when they can be."""
+    directory = tmp_path / "node_exporter"
+    directory.mkdir()
+    with (
+        dp.loader(small_shards, raw, batch_size=4, device="cpu"),
+        dp.metrics.write_textfile(directory, every_s=0.05) as writer,
+    ):
+        shutil.rmtree(directory)
+        wait_until(lambda: "cannot give metrics by" in caplog.text)
+        assert list(writer.living_files()) == []
+        directory.mkdir()
+        wait_until(writer.path.exists)
+    assert caplog.text.count("trying again") == 1

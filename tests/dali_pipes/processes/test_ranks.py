@@ -43,6 +43,7 @@ def test_rank_from_environment(environment: dict[str, str], expected: tuple[int,
         ((None, 2), {}, "world_size was given without rank; give both"),
         ((2, 2), {}, r"rank must be in \[0, world_size\), got rank=2 with world_size=2"),
         ((None, None), {"RANK": "a", "WORLD_SIZE": "2"}, "torchrun's variable RANK must be a number, got 'a'"),
+        ((None, None), TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK must be a number, got '-1'"),
         ((None, None), {"SLURM_PROCID": "4", "SLURM_NTASKS": "4"}, "got rank=4 with world_size=4"),
     ],
 )
@@ -52,6 +53,22 @@ def test_ranks_that_make_no_sense_are_refused(
     """Named, with what was found."""
     with pytest.raises(ValueError, match=text):
         find_rank(rank=given[0], world_size=given[1], environment=environment)
+
+
+def test_cores_are_shared_if_the_launcher_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a container, or after its end: then as if the ranks were not bound. A bound rank has its cores alone."""
+    environment = {"LOCAL_WORLD_SIZE": "4", "RANK": "0", "WORLD_SIZE": "4"}
+
+    def cores(launcher: set[int] | None) -> int:
+        def cores_of(pid: int) -> set[int]:
+            if pid and launcher is None:
+                raise ProcessLookupError(3, "No such process")
+            return (launcher or set()) if pid else set(range(8))
+
+        monkeypatch.setattr(os, "sched_getaffinity", cores_of)
+        return cores_of_rank(environment)
+
+    assert (cores(None), cores(set(range(8))), cores(set(range(32)))) == (2, 2, 8)
 
 
 ON_A_MESH = """

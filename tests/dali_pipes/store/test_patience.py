@@ -111,6 +111,23 @@ def test_threads_return_results_in_order_and_the_first_error_ends_the_others() -
         in_threads(fail_or_wait, range(3), num_threads=3)
 
 
+@pytest.mark.parametrize("most", [0, 2])
+def test_the_threads_that_may_start_do_the_work(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may have too many threads already; without any, the caller does the work."""
+    start, num_started = threading.Thread.start, 0
+
+    def start_some(thread: threading.Thread) -> None:
+        nonlocal num_started
+        num_started += 1
+        if num_started > most:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    assert in_threads(lambda number: number * number, range(20), num_threads=7) == [n * n for n in range(20)]
+    assert num_started == most + 1
+
+
 def test_waits_end_with_the_thread_that_waits_for_them() -> None:
     """A closed loader ends the waits of threads that its own threads have started; those of other loaders go on."""
     closed, begun = threading.Event(), threading.Barrier(3)

@@ -1,6 +1,8 @@
 """Behaviour that all stores share, and answers that differ between kinds of stores."""
 
 import contextlib
+import errno
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ import pytest
 import xxhash
 
 from dali_pipes.errors import StoreError
+from dali_pipes.formats.shard_index import ComponentRange
 from dali_pipes.store.base import Store
 from dali_pipes.store.cluster import listing
 from dali_pipes.store.cluster.ais import AisStore
@@ -127,6 +130,40 @@ def test_local_store_failed_write_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "file"]
 
 
+def test_local_store_errors_name_the_file(tmp_path: Path) -> None:
+    """Of a name that the file system does not take, and of a file in a folder's place."""
+    store, long = LocalStore(tmp_path), "a" * 300
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=rf"cannot read '{tmp_path}/{long}': File name too long"):
+        store.find(long)
+    with pytest.raises(StoreError, match=rf"cannot write '{tmp_path}/file/a': File exists"):
+        store.write_new("file/a", b"1", by="me")
+    with pytest.raises(StoreError, match=rf"cannot read '{tmp_path}/file/a': Not a directory"):
+        store.range_ways()[0]([ComponentRange("file/a", 0, 1, 0, "a", "jpg")])
+
+
+def test_local_store_without_unnamed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system that has none, such as NFS, a file is hidden until it is whole. A new one replaces nothing."""
+    open_file = os.open
+
+    def open_named(path: object, flags: int, *rest: int, **more: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return open_file(path, flags, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", open_named)
+    store = LocalStore(tmp_path)
+    store.write("a", b"old")
+    store.write("a", b"new")
+    assert store.write_new("b", b"first", by="one")
+    assert not store.write_new("b", b"second", by="two")
+    with pytest.raises(ZeroDivisionError), store.replacing("a") as stream:  # noqa: PT012 (the block is what ends)
+        stream.write(b"half")
+        assert len(list(tmp_path.iterdir())) == 3
+        1 / 0  # noqa: B018
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"new", "b": b"first"}
+
+
 def test_stores_answer_for_themselves(tmp_path: Path) -> None:
     directory: Store = LocalStore(tmp_path / "data")
     with pytest.raises(ValueError, match=f"'{tmp_path}/data' is a directory, dSort needs a bucket"):
@@ -139,6 +176,34 @@ def test_stores_answer_for_themselves(tmp_path: Path) -> None:
     assert (transformed.cluster, transformed.etl, transformed.endpoint) == (store, "small", store.endpoint)
     with pytest.raises(ValueError, match="parts of an object's name must not be empty"):
         transformed.check_name("../other/x-")
+
+
+def test_what_describes_transformed_shards_lies_in_their_bucket(bucket: AisStore, tmp_path: Path) -> None:
+    """Under names with the ETL in them; the shards themselves are listed as they are stored."""
+    store: Store = TransformedStore(bucket, "small-pets")
+    assert not store.exists()
+    store.create()
+    bucket.write("x-0.tar", b"12345")
+    store.write("x-manifest.safetensors", b"manifest")
+    store.write_stream("x-0.index.safetensors", lambda: [memoryview(b"in"), memoryview(b"dex")], num_bytes=5)
+    (tmp_path / "classes").write_bytes(b"{}")
+    store.upload("x-classes.json", tmp_path / "classes")
+    assert not store.write_new("x-classes.json", b"other", by="me")
+    stored = [
+        "x-0.index.small-pets.etl.safetensors",
+        "x-0.tar",
+        "x-classes.json",
+        "x-manifest.small-pets.etl.safetensors",
+    ]
+    assert [entry.name for entry in store.list("x-")] == stored == [entry.name for entry in store.list_all("x-")]
+    assert store.size("x-manifest.safetensors") == 8
+    assert store.find("x-manifest.safetensors") == bucket.read(stored[-1]) == b"manifest"
+    assert store.read_range("x-0.index.safetensors", start=2, size=3) == b"dex"
+    found = store.find_all(["x-0.index.safetensors", "x-1.index.safetensors"])
+    assert [entry and entry.size for entry in found] == [5, None]
+    assert {store.file("x-0.tar", size=5), bucket.file("x-0.tar", size=5)} == {bucket.file("x-0.tar", size=5)}
+    store.delete("x-manifest.safetensors")
+    assert store.find("x-manifest.safetensors") is None
 
 
 def test_endpoint_for_reads_only_buckets_that_the_node_has_and_writes_any(tmp_path: Path) -> None:

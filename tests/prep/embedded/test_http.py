@@ -223,3 +223,16 @@ def test_node_listens_on_loopback_only(raw: Raw) -> None:
     """The port is closed at the machine's other addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.2", raw.port))  # taken, if the node had bound to all addresses
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "text"),
+    [
+        ("HEAD", "/v1/buckets/b?bsumm_remote=true", 501, ""),
+        ("DELETE", "/v1/sort/abort?uuid=none", 404, "dsort job none does not exist"),
+        ("PATCH", "/v1/sort", 501, "does not do that"),
+    ],
+)
+def test_what_the_node_does_not_do_is_refused(raw: Raw, method: str, path: str, status: int, text: str) -> None:
+    response, body = raw.ask(method, path)
+    assert (response.status, text in body.decode()) == (status, True), body

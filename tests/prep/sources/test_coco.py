@@ -127,3 +127,34 @@ def test_files_that_are_not_as_cocos_are_errors(tmp_path: Path, edit: Any, text:
     path.write_text(json.dumps(document))
     with pytest.raises(DataError, match=text):
         coco(tmp_path)
+
+
+def test_files_that_contradict_each_other_or_are_none_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no file of COCO; looked for "):
+        coco(tmp_path)
+    for split in ("train", "val"):
+        write_split(tmp_path, split, range(2))
+    path = tmp_path / "annotations" / "instances_val.json"
+    document = json.loads(path.read_text())
+    document["categories"][1]["name"] = "wolf"
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=r"instances_val.json': category 18 is 'wolf', and 'dog' in another file"):
+        coco(tmp_path)
+    path.write_text(path.read_text()[:-1])
+    with pytest.raises(DataError, match=r"instances_val.json' is no JSON: "):
+        coco(tmp_path)
+    path.write_text(json.dumps({"images": [], "info": "x" * (1 << 20)}))  # too long to be known by its first part
+    with pytest.raises(DataError, match=r"instances_val.json' is no file of COCO: it has no list 'annotations'"):
+        coco(tmp_path)
+
+
+def test_boxes_of_a_photo_whose_size_the_file_lacks_are_kept(tmp_path: Path) -> None:
+    """The sizes are optional; loaders compare the boxes with the photos."""
+    write_split(tmp_path, "train", range(4))
+    path = tmp_path / "annotations" / "instances_train.json"
+    document = json.loads(path.read_text())
+    for image in document["images"]:
+        del image["width"]
+    path.write_text(json.dumps(document))
+    source = coco(tmp_path)
+    assert (len(source.records), source.broken) == (4, [])

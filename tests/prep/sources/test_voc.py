@@ -100,3 +100,21 @@ def test_photos_with_xml_beside_them(tmp_path: Path) -> None:
         assert found in source.broken[0]
     with pytest.raises(DataError, match="has not VOC's layout"):
         voc(Path(__file__).parent)
+
+
+def test_masks_as_they_are_photos_without_boxes_and_two_years(tmp_path: Path) -> None:
+    """A grey mask is packed as it is, and so is one that is no image: the check of masks names it."""
+    root = write_voc(tmp_path / "VOC2012")
+    (root / "ImageSets/Main/val.txt").write_text("2\n")
+    Image.fromarray(np.full((HEIGHT, WIDTH), 12, np.uint8)).save(root / "SegmentationClass" / "1.png")
+    (root / "SegmentationClass" / "2.png").write_bytes(b"no image")
+    (root / "Annotations" / "1.xml").write_text(xml_of())
+    (root / "Annotations" / "2.xml").unlink()
+    source = voc(tmp_path)
+    masks = {record.key: record.components.get(MASK) for record in source.records}
+    assert isinstance(masks.pop("train/0"), bytes)
+    assert masks == {f"{split}/{n}": root / "SegmentationClass" / f"{n}.png" for split, n in (("train", 1), ("val", 2))}
+    assert "2 photos have no boxes" in source.noted
+    write_voc(tmp_path / "VOC2007")
+    with pytest.raises(DataError, match=r"holds several data sets of VOC, '.*VOC2007', '.*VOC2012'; make each by its"):
+        voc(tmp_path)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from dali_pipes.errors import StoreError, printable
+from dali_pipes.store.cloud.objects import Refusal, refused
 from dali_pipes.store.cloud.settings import CloudSettings
 from dali_pipes.store.urls import open_store
 
@@ -123,3 +124,47 @@ def test_a_server_of_https_lists_and_writes_nothing() -> None:
     for write in (lambda: store.write("x", b""), lambda: store.write_new("x", b"", by="me"), lambda: store.delete("x")):
         with pytest.raises(StoreError, match="writes nothing"):
             write()
+
+
+def test_settings_that_obstore_does_not_take_and_certificates_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says which variables to look at."""
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "UseDevelopmentStorage=true")
+    assert CloudSettings.from_environment("az", "b").plain_url("x") == "http://127.0.0.1:10000/devstoreaccount1/b/x"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "never-heard-of")
+    with pytest.raises(StoreError, match=r"cannot open 's3://b': .*; check the variables that hold the settings of "):
+        open_store("s3://b/x-", endpoint=None)[0].exists()
+    monkeypatch.delenv("AWS_CONDITIONAL_PUT")
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere/ca.pem")  # the first that is looked at
+    with pytest.raises(
+        StoreError, match=r"cannot read certificates from '/nowhere/ca.pem': No such file or directory; check AWS_CA"
+    ):
+        open_store("s3://b/x-", endpoint=None)[0].exists()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "text"),
+    [
+        (
+            Refusal(301, "PermanentRedirect", "", "eu-west-1"),
+            "the bucket is in another region: set AWS_REGION=eu-west-1",
+        ),
+        (Refusal(400, "AuthorizationHeaderMalformed", "the region is wrong", "eu-1"), "set AWS_REGION=eu-1"),
+        (Refusal(403, "AccessDenied", "no"), "403 AccessDenied: no; credentials are looked for in this order: "),
+        (Refusal(400, "ExpiredToken", "old"), "400 ExpiredToken: old; credentials are looked for in this order: "),
+        (Refusal(0, "", "Connection refused"), "is it the right address? set AWS_ENDPOINT_URL for a server"),
+        (Refusal(404, "NoSuchKey", "gone"), "no object "),
+    ],
+)
+def test_a_refusal_says_what_to_do(refusal: Refusal, text: str) -> None:
+    settings = CloudSettings.from_environment("s3", "b")
+    assert text in str(refused(settings, "s3://b/x", refusal))
+
+
+def test_a_server_that_does_not_speak_tls_or_is_not_trusted_is_told() -> None:
+    error = ValueError(
+        "error sending request - connect\n\nDebug source:\n InvalidContentType\n InvalidCertificate(Expired)"
+    )
+    said = str(Refusal.of_error(error))
+    assert "connect: the server does not speak TLS (its address begins with http://)" in said
+    assert "its certificate cannot be trusted (Expired); set SSL_CERT_FILE to the file of the CA" in said
