@@ -91,7 +91,7 @@ fuzz: $(VENV)/.installed-dev  ## broken files and messages, for MINUTES
 models: $(VENV)/.installed-dev  ## random draws against independent models of what the documents promise, for MINUTES
 	$(BIN)/python -m tests.models --minutes $(MINUTES)
 
-check: $(VENV)/.installed-dev  ## format, lint, types: what pre-commit runs on each commit
+check: $(VENV)/.installed-dev  ## format, lint, types, by pre-commit; git add new files first
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure
 
 reference: $(VENV)/.installed-dev  ## docs/reference from docstrings and --help; pictures

@@ -6,9 +6,11 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -29,6 +31,23 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.socket() as listening:
             listening.bind(("127.0.0.1", port))
             return port
+
+
+@contextlib.contextmanager
+def threads_that_start(most: int) -> Iterator[list[threading.Thread]]:
+    """Let only so many threads of the product start, as in a process that may have no more; yields those that tried."""
+    tried: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name.startswith("dali-pipes"):
+            tried.append(thread)
+            if len(tried) > most:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with mock.patch.object(threading.Thread, "start", start_some):
+        yield tried
 
 
 def start_python(script: str, *arguments: str | Path, **environment: str) -> subprocess.Popen[str]:

@@ -13,7 +13,7 @@ MOST = {
     "dali_pipes/cache": (2_060, 7),
     "dali_pipes/commands": (1_700, 6),
     "dali_pipes/data_set": (2_230, 7),
-    "dali_pipes/fetch": (1_130, 4),
+    "dali_pipes/fetch": (1_140, 4),
     "dali_pipes/formats": (3_300, 12),
     "dali_pipes/graph": (3_070, 10),
     "dali_pipes/graph/recipes": (640, 4),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (970, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 58_030, 249
+SUM_LINES, SUM_MODULES = 58_040, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,11 +86,11 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 43_260, 500
+TESTS_LINES, FILE_LINES = 43_500, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 
 def test_tests_are_within_their_budget() -> None:
     lines = {path: path.read_text().count("\n") for path in (ROOT / "tests").rglob("*.py")}
-    assert sum(lines.values()) <= TESTS_LINES
+    assert sum(lines.values()) <= TESTS_LINES, "shorten the tests, or raise TESTS_LINES in this commit and say why"
     assert not {str(path): number for path, number in lines.items() if number > FILE_LINES}

@@ -175,7 +175,11 @@ class Stager:
         """Want these ahead, in this order, after those that are wanted already; `unstage` ends it."""
         with self._lock:
             self._demand.want_ahead(shards)
-            self._ask_for(len(self._demand.needed_missing) + len(self._demand.ahead_missing))
+            try:
+                self._ask_for(len(self._demand.needed_missing) + len(self._demand.ahead_missing))
+            except RuntimeError:  # no thread can start
+                self.unstage(shards)
+                raise
 
     def pause(self, seconds: float) -> None:
         """Fetch nothing ahead for this time, or until `resume`, if nothing is wanted yet."""
@@ -278,6 +282,9 @@ class Stager:
     ) -> set[int]:
         waiter = self._begin_wait(shards, only_fitting=only_fitting, urgent=urgent)
         try:
+            with self._lock:
+                if waiter in self._waiters:
+                    self._ask_for(len(self._demand.needed_missing))
             while not waiter.over.acquire(timeout=SHOW_S):
                 waiting(waiter.num_bytes)
             if waiter.error is not None:
@@ -310,7 +317,6 @@ class Stager:
             else:
                 self._waiters.add(waiter)
                 self._end_failed()
-                self._ask_for(len(self._demand.needed_missing))
             return waiter
 
     def _release_unwanted(self, shards: Iterable[int]) -> None:

@@ -62,7 +62,7 @@ class Rank:
     """One of the processes that share an order.
 
     Raises:
-        ValueError: If ``rank`` is not in ``[0, world_size)``, or ``local_rank`` is negative.
+        ValueError: If ``rank`` is not in ``[0, world_size)``.
     """
 
     rank: int = 0
@@ -235,7 +235,7 @@ def cores_of_rank(environment: Mapping[str, str] | None = None) -> int:
     cores = os.sched_getaffinity(0)
     try:
         is_bound = cores != os.sched_getaffinity(os.getppid())  # the launcher's cores
-    except OSError:  # the launcher has ended, or cannot be seen from this container
+    except OSError:  # the launcher has ended
         is_bound = False
     return len(cores) if is_bound else max(1, len(cores) // num_local_ranks(environment))
 
@@ -253,7 +253,7 @@ def _launcher(environment: Mapping[str, str]) -> _Launcher | None:
 
 def _number(environment: Mapping[str, str], name: str, launcher: _Launcher, *, default: int = 0) -> int:
     text = environment.get(name, str(default))
-    if not text.strip().isdigit():
+    if not text.strip().isdecimal():
         raise ValueError(f"{launcher.name}'s variable {name} must be a number, got '{text}'")
     return int(text)
 

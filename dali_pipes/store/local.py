@@ -229,6 +229,8 @@ class LocalStore(Store):
                 try:
                     publish()
                 except FileExistsError:
+                    if not self._path(name).is_file():  # a folder, or a link to nothing
+                        raise
                     return False
         except OSError as exc:
             raise self._error("write", name, exc) from exc

@@ -145,9 +145,9 @@ def _grey(mask: Path) -> bytes | Path:
 
 
 def _read_boxes(file: Path | None, photo: Path) -> list[tuple[str, list[float]]]:
-    """Names and boxes (left, top, right, bottom) of an XML file."""
+    """Names and boxes (left, top, right, bottom) of an XML file, which a photo without objects has, too."""
     if file is None:
-        return []
+        raise DataError(f"no file '{photo.stem}.xml': whether '{photo.name}' has objects is not known")
     try:
         root = ET.parse(file).getroot()  # noqa: S314 (expat limits how far entities expand)
         objects = [(one.findtext("name") or "", one.find("bndbox")) for one in root.iter("object")]

@@ -59,6 +59,7 @@ def test_one_object_keeps_the_parameters_of_loader() -> None:
         (8, 0, "auto", 3, 3),
         (8, 5, "gpu", 3, 5),
         (1, 0, "gpu", 3, 0),  # each process sees only its own
+        (1, 0, "gpu", 1, 0),
         (8, 0, "cuda:6", 3, 6),
         (8, 0, "cpu", 3, None),
         (0, 0, "auto", 3, None),
@@ -93,7 +94,6 @@ def test_each_rank_decodes_on_its_own_gpu(
     [
         ({"rank": 0, "world_size": 1, "mesh": object()}, "mesh gives rank and world size; leave rank and world_size"),
         ({"shuffle": dp.Shuffle(slices=3)}, r"slices must divide batch_size \* world_size, got 3 and 4 \* 1"),
-        ({"decode": dp.Decode(engine_share=0.5), "device": "cuda:99"}, "device='cuda:99', and torch finds"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], text: str, small_shards: Path) -> None:

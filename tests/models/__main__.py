@@ -1,8 +1,8 @@
-"""Compare the project with independent models of its promises: ``python -m tests.models --minutes 30``, `make models`.
+"""Compare the project with independent models of its promises: `make models`.
 
 A model is a function of random numbers and an empty folder. It makes data, does what a user would do, and holds the
 results against what the documents say. It knows nothing of how the project does it. A failure is printed with what was
-drawn and with the command that repeats it: ``python -m tests.models NAME --seed SEED --draws 1``.
+drawn and with the command that repeats it: ``.venv/bin/python -m tests.models NAME --seed SEED --draws 1``.
 """
 
 import argparse
@@ -94,10 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 except Exception as error:  # noqa: BLE001 - every exception is a finding
                     failures += 1
                     traceback.print_exc(file=sys.stdout)
-                    print(
-                        f"{drawn(error)}repeat: python -m tests.models {name} --seed {seed + number} --draws 1",
-                        flush=True,
-                    )
+                    command = f"{sys.executable} -m tests.models {name} --seed {seed + number} --draws 1"
+                    print(f"{drawn(error)}repeat: {command}", flush=True)
                 counts[name] += 1
         seed += max(_EACH_ROUND.values())
         if time.monotonic() - printed > PRINT_S:

@@ -141,8 +141,10 @@ def refused(settings: CloudSettings, where: str, refusal: Refusal) -> StoreError
     if refusal.status == 404:
         return MissingObjectError(f"no object {at} ({refusal})", said=str(refusal))
     advice = ""
-    if refusal.region or refusal.status in REDIRECTS or "Region" in refusal.code:
-        advice = f"; the bucket is in another region: set AWS_REGION={refusal.region or 'to it'}"
+    if refusal.region:
+        advice = f"; the bucket is in another region: set AWS_REGION={refusal.region}"
+    elif settings.scheme == "s3" and (refusal.status in REDIRECTS or "Region" in refusal.code):
+        advice = "; the bucket is in another region: set AWS_REGION to it"
     elif (refusal.status in _REFUSED or refusal.is_stale or refusal.is_unclear) and settings.scheme in CHAINS:
         advice = f"; credentials are looked for in this order: {CHAINS[settings.scheme]}"
     elif not refusal.status and refusal.is_passing:

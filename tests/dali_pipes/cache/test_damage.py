@@ -1,18 +1,21 @@
 """Files of a cache directory that are not what their names say: no loader stops, or reads a wrong byte."""
 
+import contextlib
 import logging
 import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dali_pipes.cache.extents import Extent
 from dali_pipes.cache.files import cache_root
 from dali_pipes.cache.placement import FreeSpace
-from dali_pipes.cache.table import StateTable
+from dali_pipes.cache.table import NOBODY, State, StateTable
 from dali_pipes.errors import CacheError
 from tests.dali_pipes.cache.damage import NUM_SHARDS, Loader, fill
+from tests.dali_pipes.cache.member import PAGE
 
 KEY, OTHER = "a" * 32, "b" * 32
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
@@ -82,11 +85,12 @@ def test_files_of_another_user_are_not_used(tmp_path: Path) -> None:
         ("starts", 3, "its extents were changed"),
         ("sizes", 1 << 40, "it has shards that are larger than their extents"),
         ("sizes", -1, "it has shards that are larger than their extents"),
-        ("state", 99, "it has states or owners that do not exist"),
+        ("state", len(State), "it has states or owners that do not exist"),
+        ("owner", NOBODY - 1, "it has states or owners that do not exist"),
         ("owner", 9999, "it has states or owners that do not exist"),
     ],
 )
-def test_a_table_whose_values_cannot_be_is_made_anew(
+def test_a_table_with_impossible_values_is_made_anew(
     tmp_path: Path, column: str, value: int, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever wrote them: no loader reads past the end of an extent."""
@@ -111,13 +115,25 @@ def test_an_interrupted_change_is_repaired(tmp_path: Path) -> None:
     assert loader.hold_all() == NUM_SHARDS
     directory = os.open(cache_root(tmp_path), os.O_RDONLY)
     table = StateTable(f"{KEY}.table", directory=directory)
-    with pytest.raises(ZeroDivisionError), table.changing():  # noqa: PT012 (the block is what ends)
-        table._header["num_resident"] = 0  # as if a change had ended half done
-        1 / 0  # noqa: B018
-    assert sorted(table.resident) == list(range(NUM_SHARDS))
-    table._header["num_resident"], table._header["dirty"] = 0, 1
+    derived = (table.resident_bytes, sorted(table.resident))
+    assert derived == (NUM_SHARDS * PAGE, list(range(NUM_SHARDS)))
+
+    def break_off() -> None:
+        """As if a change had ended half done."""
+        assert table.is_dirty
+        table._header["num_resident"] = table._header["resident_bytes"] = 0
+        table._place[:] = 0
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), table.changing():
+        break_off()
+    assert (table.resident_bytes, sorted(table.resident)) == derived
+    with table.changing(), contextlib.suppress(ZeroDivisionError):
+        break_off()
+    table._header["dirty"] = 1
     with table.changing():
-        assert sorted(table.resident) == list(range(NUM_SHARDS))
+        assert (table.resident_bytes, sorted(table.resident)) == derived
+        assert (table.resident[table._place] == np.arange(NUM_SHARDS)).all()
     assert not table.is_dirty
     table.close()
     os.close(directory)

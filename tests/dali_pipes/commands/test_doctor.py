@@ -19,6 +19,7 @@ from dali_pipes.commands.doctor import (
     check_cores,
     check_libraries,
     check_machine,
+    check_software,
     dali_builds,
     examine,
     gpu_fit,
@@ -76,7 +77,7 @@ def test_shared_memory_of_a_container(monkeypatch: Monkey) -> None:
 
 
 def test_no_default_directory_holds_a_cache(monkeypatch: Monkey, tmp_path: Path) -> None:
-    """One is on a file system that gives no blocks back, and one is too small."""
+    """On one no cache file can be made, and one is too small."""
     directories = [Path("/proc")]
     monkeypatch.setattr("dali_pipes.commands.doctor.default_directories", lambda: directories)
     *_, last = check_caches(None)
@@ -93,7 +94,7 @@ def test_dali_that_cannot_be_loaded(monkeypatch: Monkey) -> None:
         raise OSError(f"libcuda.so.1: cannot open shared object file,\n asked for by {name}")
 
     monkeypatch.setattr("importlib.import_module", fail)
-    found = of(look(), "DALI")
+    found = of(list(check_software()), "DALI")
     assert (found.status, found.advice) == ("fail", "install it again")
     assert found.found.endswith(
         "cannot be loaded: libcuda.so.1: cannot open shared object file, asked for by nvidia.dali"

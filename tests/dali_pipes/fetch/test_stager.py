@@ -22,7 +22,7 @@ from dali_pipes.fetch.stager import Stager
 from dali_pipes.formats.names import index_name
 from dali_pipes.store.local import LocalFetcher
 from dali_pipes.store.urls import resolve_shards
-from tests.programs import wait_until
+from tests.programs import threads_that_start, wait_until
 from tests.shards import samples_and_shards
 
 NUM_SHARDS = 8
@@ -185,9 +185,9 @@ def test_progress_says_what_holds_a_shard_up(open_job: Callable[..., Job], monke
         f"1 of 1 are missing, 'store/{job.names[2]}' among them: all threads are busy with other shards: "
         "Cache(fetchers=) makes more"
     )
-    assert f"2 of 2 are missing, 'store/{job.names[5]}' among them: 0.0 of 0.0 MiB came in" in job.stager.progress(
-        [2, 5]
-    )
+    job.stager._filling[5].received_bytes = 5 << 20
+    told = f"2 of 2 are missing, 'store/{job.names[5]}' among them: 5.0 of 0.0 MiB came in"
+    assert told in job.stager.progress([2, 5])
     monkeypatch.setattr(job.share, "filled_by", lambda shard: 1234)
     assert job.stager.progress([2]).endswith("process 1234 of this node is bringing it: look at its log")
     job.store.held_back = set()
@@ -196,26 +196,24 @@ def test_progress_says_what_holds_a_shard_up(open_job: Callable[..., Job], monke
     job.stager.unstage([5, 2])
 
 
-def test_the_threads_that_may_start_do_the_work(open_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_threads_that_may_start_do_the_work(open_job: Callable[..., Job]) -> None:
     """A process may have too many threads, by ``ulimit -u`` or a pod's limit. Without any the caller gets the error."""
-    job, start, num_started = open_job(num_fetchers=4), threading.Thread.start, 0
-
-    def start_two(thread: threading.Thread) -> None:
-        nonlocal num_started
-        num_started += 1
-        if num_started > 2:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_two)
-    job.stager.need(range(NUM_SHARDS))
+    job = open_job(num_fetchers=4)
+    with threads_that_start(2) as tried:
+        job.stager.need(range(NUM_SHARDS))
+    assert len(tried) > 2
     job.check(*range(NUM_SHARDS))
-    assert num_started > 2
     job.stager.done(range(NUM_SHARDS))
     job.check_nothing_is_held()
     other = open_job(num_fetchers=4)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        other.stager.need([0])
+    with threads_that_start(0):
+        for want in (other.stager.need, other.stager.stage):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                want([0])
+    other.check_nothing_is_held()
+    other.stager.need([0])
+    other.stager.done([0])
+    other.check_nothing_is_held()
 
 
 def test_a_shard_for_which_the_disk_has_no_blocks_fails_alone(
@@ -233,6 +231,7 @@ def test_a_shard_for_which_the_disk_has_no_blocks_fails_alone(
     with pytest.raises(CacheError, match="the disk is full"):
         job.stager.need([0, 1, 2])
     job.stager.need([0, 2])
+    assert job.fetched() == [0, 2], "once each"
     job.check(0, 2)
     job.stager.done([0, 2])
     job.check_nothing_is_held()
@@ -284,7 +283,7 @@ def test_broken_shard_fails_alone(open_job: Callable[..., Job]) -> None:
     job.store.broken = set()
     job.stager.need(range(NUM_SHARDS))
     job.check(*range(NUM_SHARDS))
-    assert sorted(set(job.fetched())) == list(range(NUM_SHARDS))
+    assert sorted(job.fetched()) == sorted([*range(NUM_SHARDS), 2])
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -307,7 +306,7 @@ def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_goes_and_comes_back(
-    small_shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    small_shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A warning, once; the figures are written again when they can be."""
     directory = tmp_path / "node_exporter"
@@ -316,9 +315,12 @@ def test_a_directory_that_goes_and_comes_back(
         dp.loader(small_shards, raw, batch_size=4, device="cpu"),
         dp.metrics.write_textfile(directory, every_s=0.05) as writer,
     ):
-        shutil.rmtree(directory)
+        directory.rename(tmp_path / "away")
         wait_until(lambda: "cannot give metrics by" in caplog.text)
-        assert list(writer.living_files()) == []
-        directory.mkdir()
+        update, tries = writer.update, []
+        monkeypatch.setattr(writer, "update", lambda: tries.append(1) or update())
+        wait_until(lambda: len(tries) > 2)
+        (tmp_path / "away").rename(directory)
+        writer.path.unlink()
         wait_until(writer.path.exists)
     assert caplog.text.count("trying again") == 1

@@ -44,6 +44,7 @@ def test_rank_from_environment(environment: dict[str, str], expected: tuple[int,
         ((2, 2), {}, r"rank must be in \[0, world_size\), got rank=2 with world_size=2"),
         ((None, None), {"RANK": "a", "WORLD_SIZE": "2"}, "torchrun's variable RANK must be a number, got 'a'"),
         ((None, None), TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK must be a number, got '-1'"),
+        ((None, None), TORCHRUN | {"RANK": "²"}, "RANK must be a number, got '²'"),
         ((None, None), {"SLURM_PROCID": "4", "SLURM_NTASKS": "4"}, "got rank=4 with world_size=4"),
     ],
 )
@@ -55,8 +56,9 @@ def test_ranks_that_make_no_sense_are_refused(
         find_rank(rank=given[0], world_size=given[1], environment=environment)
 
 
-def test_cores_are_shared_if_the_launcher_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a container, or after its end: then as if the ranks were not bound. A bound rank has its cores alone."""
+def test_cores_are_shared_if_the_launcher_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then nothing says that the ranks are bound. A rank that is bound has its cores alone."""
+    monkeypatch.setattr(os, "getppid", lambda: 4242)
     environment = {"LOCAL_WORLD_SIZE": "4", "RANK": "0", "WORLD_SIZE": "4"}
 
     def cores(launcher: set[int] | None) -> int:

@@ -19,6 +19,7 @@ from dali_pipes.store.patience import (
     pause,
     waits_ended_by,
 )
+from tests.programs import threads_that_start
 
 
 class Clock:
@@ -112,20 +113,11 @@ def test_threads_return_results_in_order_and_the_first_error_ends_the_others() -
 
 
 @pytest.mark.parametrize("most", [0, 2])
-def test_the_threads_that_may_start_do_the_work(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_threads_that_may_start_do_the_work(most: int) -> None:
     """A process may have too many threads already; without any, the caller does the work."""
-    start, num_started = threading.Thread.start, 0
-
-    def start_some(thread: threading.Thread) -> None:
-        nonlocal num_started
-        num_started += 1
-        if num_started > most:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_some)
-    assert in_threads(lambda number: number * number, range(20), num_threads=7) == [n * n for n in range(20)]
-    assert num_started == most + 1
+    with threads_that_start(most) as tried:
+        assert in_threads(lambda number: number * number, range(20), num_threads=7) == [n * n for n in range(20)]
+    assert len(tried) == most + 1
 
 
 def test_waits_end_with_the_thread_that_waits_for_them() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -134,6 +135,9 @@ def test_local_store_errors_name_the_file(tmp_path: Path) -> None:
     """Of a name that the file system does not take, and of a file in a folder's place."""
     store, long = LocalStore(tmp_path), "a" * 300
     (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StoreError, match=rf"cannot write '{tmp_path}/folder': File exists"):
+        store.write_new("folder", b"1", by="me")
     with pytest.raises(StoreError, match=rf"cannot read '{tmp_path}/{long}': File name too long"):
         store.find(long)
     with pytest.raises(StoreError, match=rf"cannot write '{tmp_path}/file/a': File exists"):
@@ -160,8 +164,10 @@ def test_local_store_without_unnamed_files(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ZeroDivisionError), store.replacing("a") as stream:  # noqa: PT012 (the block is what ends)
         stream.write(b"half")
         assert len(list(tmp_path.iterdir())) == 3
+        assert [entry.name for entry in store.list("")] == ["a", "b"]
         1 / 0  # noqa: B018
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"new", "b": b"first"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o644}
 
 
 def test_stores_answer_for_themselves(tmp_path: Path) -> None:
@@ -186,12 +192,16 @@ def test_what_describes_transformed_shards_lies_in_their_bucket(bucket: AisStore
     bucket.write("x-0.tar", b"12345")
     store.write("x-manifest.safetensors", b"manifest")
     store.write_stream("x-0.index.safetensors", lambda: [memoryview(b"in"), memoryview(b"dex")], num_bytes=5)
-    (tmp_path / "classes").write_bytes(b"{}")
-    store.upload("x-classes.json", tmp_path / "classes")
-    assert not store.write_new("x-classes.json", b"other", by="me")
+    (tmp_path / "index").write_bytes(b"third")
+    store.upload("x-3.index.safetensors", tmp_path / "index")
+    store.write("x-classes.json", b"{}")
+    assert store.write_new("x-1.index.safetensors", b"more", by="me")
+    assert not store.write_new("x-1.index.safetensors", b"other", by="me")
     stored = [
         "x-0.index.small-pets.etl.safetensors",
         "x-0.tar",
+        "x-1.index.small-pets.etl.safetensors",
+        "x-3.index.small-pets.etl.safetensors",
         "x-classes.json",
         "x-manifest.small-pets.etl.safetensors",
     ]
@@ -199,9 +209,9 @@ def test_what_describes_transformed_shards_lies_in_their_bucket(bucket: AisStore
     assert store.size("x-manifest.safetensors") == 8
     assert store.find("x-manifest.safetensors") == bucket.read(stored[-1]) == b"manifest"
     assert store.read_range("x-0.index.safetensors", start=2, size=3) == b"dex"
-    found = store.find_all(["x-0.index.safetensors", "x-1.index.safetensors"])
+    found = store.find_all(["x-0.index.safetensors", "x-2.index.safetensors"])
     assert [entry and entry.size for entry in found] == [5, None]
-    assert {store.file("x-0.tar", size=5), bucket.file("x-0.tar", size=5)} == {bucket.file("x-0.tar", size=5)}
+    assert store.file("x-0.tar", size=5) == bucket.file("x-0.tar", size=5)
     store.delete("x-manifest.safetensors")
     assert store.find("x-manifest.safetensors") is None
 

@@ -102,19 +102,31 @@ def test_photos_with_xml_beside_them(tmp_path: Path) -> None:
         voc(Path(__file__).parent)
 
 
-def test_masks_as_they_are_photos_without_boxes_and_two_years(tmp_path: Path) -> None:
-    """A grey mask is packed as it is, and so is one that is no image: the check of masks names it."""
+def test_masks_that_have_no_palette_are_packed_as_they_are(tmp_path: Path) -> None:
+    """So is one that is no image: the check of masks names it."""
     root = write_voc(tmp_path / "VOC2012")
     (root / "ImageSets/Main/val.txt").write_text("2\n")
     Image.fromarray(np.full((HEIGHT, WIDTH), 12, np.uint8)).save(root / "SegmentationClass" / "1.png")
     (root / "SegmentationClass" / "2.png").write_bytes(b"no image")
-    (root / "Annotations" / "1.xml").write_text(xml_of())
-    (root / "Annotations" / "2.xml").unlink()
     source = voc(tmp_path)
     masks = {record.key: record.components.get(MASK) for record in source.records}
     assert isinstance(masks.pop("train/0"), bytes)
     assert masks == {f"{split}/{n}": root / "SegmentationClass" / f"{n}.png" for split, n in (("train", 1), ("val", 2))}
-    assert "2 photos have no boxes" in source.noted
-    write_voc(tmp_path / "VOC2007")
+
+
+def test_a_photo_without_objects_has_a_file_that_says_so(tmp_path: Path) -> None:
+    """Without a file nobody has looked at it: to train on it as empty would be wrong."""
+    root = write_voc(tmp_path)
+    (root / "Annotations" / "1.xml").write_text(xml_of())
+    (root / "Annotations" / "2.xml").unlink()
+    source = voc(tmp_path)
+    assert [record.key for record in source.records] == ["train/0", "train/1", "val/3"]
+    assert "1 photos have no boxes" in source.noted
+    assert source.broken == ["val/2: no file '2.xml': whether '2.jpg' has objects is not known"]
+
+
+def test_several_years_of_voc_are_several_data_sets(tmp_path: Path) -> None:
+    for year in (2007, 2012):
+        write_voc(tmp_path / f"VOC{year}")
     with pytest.raises(DataError, match=r"holds several data sets of VOC, '.*VOC2007', '.*VOC2012'; make each by its"):
         voc(tmp_path)
