@@ -1,5 +1,7 @@
 """The photos that all trainers of these tests train on."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,3 +18,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         photo = photo_bytes(number, 24 + number % 5, 22 + number % 3)
         samples.append(Sample(key_of(number), {"jpg": photo, "cls": b"%d" % (number % NUM_CLASSES)}))
     return write_shards(tmp_path_factory.mktemp("trainers") / "shards", samples, per_shard=7)
+
+
+@pytest.fixture(autouse=True)
+def state_of_accelerate() -> Iterator[None]:
+    """Forget what Accelerate remembers of this process: a loader of a later test would be compared with it."""
+    yield
+    if state := sys.modules.get("accelerate.state"):
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
