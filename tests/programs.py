@@ -35,7 +35,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def threads_that_start(most: int) -> Iterator[list[threading.Thread]]:
-    """Let only so many threads of the product start, as in a process that may have no more; yields those that tried."""
+    """Let ``most`` threads of the product start; others fail, as at a process's limit. Yields those that tried."""
     tried: list[threading.Thread] = []
     start = threading.Thread.start
 

@@ -168,7 +168,7 @@ class TextfileWriter:
                 self.update()
                 last_error = ""
             except OSError as exc:
-                if last_error != (last_error := str(exc.strerror)):  # without the name, which is new each time
+                if last_error != (last_error := str(exc.strerror or exc)):  # its name is new each time
                     _log.warning("cannot give metrics by '%s': %s; trying again", self.path, last_error)
 
 

@@ -73,7 +73,8 @@ def voc(directory: Path) -> Source:
     ``SegmentationClass`` has one, ``mask.png``, too: grey, with a class id for each pixel. VOC counts pixels from 1 and
     a box's last pixel belongs to it: the box 1, 1, W, H is the whole photo, here 0, 0, W, H. If all names are VOC's,
     classes have the ids of its masks, from 1; else they number the sorted names from 1. 0 is the background. Boxes that
-    are marked as difficult stay. A photo that none of VOC's lists has is left out, and noted.
+    are marked as difficult stay. A photo that none of VOC's lists has is left out, and noted. A photo without an XML
+    file is a broken record.
 
     Raises:
         DataError: If the directory has another layout.
@@ -145,8 +146,8 @@ def _grey(mask: Path) -> bytes | Path:
 
 
 def _read_boxes(file: Path | None, photo: Path) -> list[tuple[str, list[float]]]:
-    """Names and boxes (left, top, right, bottom) of an XML file, which a photo without objects has, too."""
-    if file is None:
+    """Names and boxes (left, top, right, bottom) of an XML file."""
+    if file is None:  # a photo without objects has a file that lists none
         raise DataError(f"no file '{photo.stem}.xml': whether '{photo.name}' has objects is not known")
     try:
         root = ET.parse(file).getroot()  # noqa: S314 (expat limits how far entities expand)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,52 +49,3 @@ def test_one_object_keeps_the_parameters_of_loader() -> None:
 
     names = [field.name for field in dataclasses.fields(LoaderArguments)]
     assert list(inspect.signature(dp.loader).parameters) == names
-
-
-@pytest.mark.parametrize(
-    ("num_devices", "current", "device", "local_rank", "expected"),
-    [
-        (8, 0, "gpu", 3, 3),  # the launcher's number, since device 0 is current until a program sets another one
-        (8, 0, "auto", 3, 3),
-        (8, 5, "gpu", 3, 5),
-        (1, 0, "gpu", 3, 0),  # each process sees only its own
-        (1, 0, "gpu", 1, 0),
-        (8, 0, "cuda:6", 3, 6),
-        (8, 0, "cpu", 3, None),
-        (0, 0, "auto", 3, None),
-        (8, 0, "cuda:8", 0, "device='cuda:8', and torch finds 8 CUDA devices, from cuda:0"),
-        (0, 0, "gpu", 0, "device='gpu', and torch finds no CUDA device; pass device='cpu' or 'auto'"),
-    ],
-)
-def test_each_rank_decodes_on_its_own_gpu(
-    num_devices: int,
-    current: int,
-    device: str,
-    local_rank: int,
-    expected: int | str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import torch
-
-    from dali_pipes.opening import _device_id
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_devices > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_devices)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
-    if isinstance(expected, str):
-        with pytest.raises(ValueError, match=expected):
-            _device_id(device, local_rank)
-    else:
-        assert _device_id(device, local_rank) == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"rank": 0, "world_size": 1, "mesh": object()}, "mesh gives rank and world size; leave rank and world_size"),
-        ({"shuffle": dp.Shuffle(slices=3)}, r"slices must divide batch_size \* world_size, got 3 and 4 \* 1"),
-    ],
-)
-def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], text: str, small_shards: Path) -> None:
-    with pytest.raises(ValueError, match=text):
-        dp.loader(small_shards, dp.segmentation(crop=16), batch_size=4, **{"device": "cpu"} | options)

@@ -52,6 +52,8 @@ def test_index_changed_after_the_manifest_is_refused(small_shards: Path, tmp_pat
         ({"graph": lambda components: components}, "graph must be a function .* which does not take these two"),
         ({"graph": lambda components, random: []}, "graph must return a dict of outputs by name, got list"),
         ({"graph": lambda components, random: {"x": 1}}, "graph takes none of the components"),
+        ({"rank": 0, "world_size": 1, "mesh": object()}, "mesh gives rank and world size; leave rank and world_size"),
+        ({"shuffle": dp.Shuffle(slices=3)}, r"slices must divide batch_size \* world_size, got 3 and 5 \* 1"),
         ({"last_batch_policy": "pad"}, "last_batch_policy must be one of FILL, DROP, PARTIAL, got 'pad'"),
     ],
 )

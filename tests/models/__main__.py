@@ -1,4 +1,4 @@
-"""Compare the project with independent models of its promises: `make models`.
+"""`make models`: compare the project with independent models of its promises.
 
 A model is a function of random numbers and an empty folder. It makes data, does what a user would do, and holds the
 results against what the documents say. It knows nothing of how the project does it. A failure is printed with what was

@@ -22,7 +22,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def state_of_accelerate() -> Iterator[None]:
-    """Forget what Accelerate remembers of this process: a loader of a later test would be compared with it."""
+    """Reset Accelerate's state after each test: a loader of a later test in this process would find the old one."""
     yield
     if state := sys.modules.get("accelerate.state"):
         state.AcceleratorState._reset_state(reset_partial_state=True)

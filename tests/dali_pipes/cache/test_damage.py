@@ -93,7 +93,7 @@ def test_files_of_another_user_are_not_used(tmp_path: Path) -> None:
 def test_a_table_with_impossible_values_is_made_anew(
     tmp_path: Path, column: str, value: int, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever wrote them: no loader reads past the end of an extent."""
+    """A loader that believed them could read past the end of an extent."""
     fill(tmp_path, KEY, OTHER)
     directory = os.open(cache_root(tmp_path), os.O_RDONLY)
     table = StateTable(f"{KEY}.table", directory=directory)
@@ -110,7 +110,7 @@ def test_a_table_with_impossible_values_is_made_anew(
 
 
 def test_an_interrupted_change_is_repaired(tmp_path: Path) -> None:
-    """By the process itself if it lives, else by the next one that changes the table."""
+    """The process repairs the table if it lives; otherwise the next process that changes the table does."""
     loader = Loader(tmp_path, KEY)
     assert loader.hold_all() == NUM_SHARDS
     directory = os.open(cache_root(tmp_path), os.O_RDONLY)
@@ -119,7 +119,7 @@ def test_an_interrupted_change_is_repaired(tmp_path: Path) -> None:
     assert derived == (NUM_SHARDS * PAGE, list(range(NUM_SHARDS)))
 
     def break_off() -> None:
-        """As if a change had ended half done."""
+        """Do half of a change, then fail."""
         assert table.is_dirty
         table._header["num_resident"] = table._header["resident_bytes"] = 0
         table._place[:] = 0
@@ -130,7 +130,7 @@ def test_an_interrupted_change_is_repaired(tmp_path: Path) -> None:
     assert (table.resident_bytes, sorted(table.resident)) == derived
     with table.changing(), contextlib.suppress(ZeroDivisionError):
         break_off()
-    table._header["dirty"] = 1
+    table._header["dirty"] = 1  # as a killed process leaves it
     with table.changing():
         assert (table.resident_bytes, sorted(table.resident)) == derived
         assert (table.resident[table._place] == np.arange(NUM_SHARDS)).all()
@@ -141,7 +141,7 @@ def test_an_interrupted_change_is_repaired(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_is_an_error(tmp_path: Path) -> None:
-    """A descriptor that may not be read stands for it. A check ends where its caller stops it."""
+    """Here the file was opened for writing only, so reading fails. A check that is stopped first reads nothing."""
     file = os.open(tmp_path / "image", os.O_WRONLY | os.O_CREAT)
     try:
         extent = Extent(file, 0, 10)
@@ -154,7 +154,7 @@ def test_a_disk_that_fails_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_cannot_keep_a_shard_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other loader is told that the shard is there."""
+    """The next loader fetches the shards anew."""
     if FreeSpace.of(tmp_path).is_memory:
         pytest.skip("needs a directory on a disk")
     loader = Loader(tmp_path, KEY)

@@ -77,7 +77,7 @@ def test_shared_memory_of_a_container(monkeypatch: Monkey) -> None:
 
 
 def test_no_default_directory_holds_a_cache(monkeypatch: Monkey, tmp_path: Path) -> None:
-    """On one no cache file can be made, and one is too small."""
+    """There are two: in /proc no cache file can be made, and the other directory is too small."""
     directories = [Path("/proc")]
     monkeypatch.setattr("dali_pipes.commands.doctor.default_directories", lambda: directories)
     *_, last = check_caches(None)

@@ -155,7 +155,7 @@ def test_shards_that_were_replaced_are_indexed_as_the_error_says(store: Store) -
         ({"shards": [3]}, "a name is not that of a shard"),
     ],
 )
-def test_records_that_cannot_be_are_refused(changed: dict[str, object], text: str) -> None:
+def test_records_with_impossible_values_are_refused(changed: dict[str, object], text: str) -> None:
     value = {"shards": "a-{000000..000003}.tar", "num_samples": 3, "num_bytes": 4}
     assert len(WrittenShards.from_bytes(json.dumps(value).encode(), where="a-written.json").names) == 4
     with pytest.raises(DataError, match=r"'a-written.json' is not a record of written shards") as failed:

@@ -38,7 +38,7 @@ def test_file_of_other_bytes_is_refused(tmp_path: Path, is_another_file_system: 
 def test_file_that_ends_while_it_is_copied_is_refused(
     tmp_path: Path, by_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another program cuts it. A disk that is full, too, is an error that names the file."""
+    """Another program cuts the file meanwhile."""
     (tmp_path / "a.tar").write_bytes(DATA)
     copy = os.copy_file_range
 
@@ -51,7 +51,12 @@ def test_file_that_ends_while_it_is_copied_is_refused(
         wanted = [Wanted("a.tar", Extent(file.fileno(), 8192, len(DATA)), checksum(DATA))]
         with pytest.raises(DataError, match=f"has {len(DATA) - 5000} bytes, the manifest says {len(DATA)}"):
             LocalFetcher(tmp_path).fetch(wanted, stopped=lambda: False)
-        (tmp_path / "a.tar").write_bytes(DATA)
+
+
+def test_full_disk_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.tar").write_bytes(DATA)
+    with tempfile.TemporaryFile(dir=tmp_path) as file:
+        wanted = [Wanted("a.tar", Extent(file.fileno(), 8192, len(DATA)), checksum(DATA))]
         monkeypatch.setattr(os, "copy_file_range", lambda *_: fail(errno.ENOSPC))
         with pytest.raises(CacheError, match=r"cannot copy 'a.tar' into the cache file: No space left on device"):
             LocalFetcher(tmp_path).fetch(wanted, stopped=lambda: False)

@@ -176,7 +176,7 @@ def test_urgent_shard_takes_the_thread_of_one_that_can_wait(open_job: Callable[.
 
 
 def test_progress_says_what_holds_a_shard_up(open_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store, the only thread, or another process of the node; nothing when all are there."""
+    """It says whether the store is slow, all threads are busy, or another process fetches; empty when all are there."""
     job = open_job()
     job.store.held_back = {job.names[5]}
     job.stager.stage([5, 2])
@@ -197,7 +197,7 @@ def test_progress_says_what_holds_a_shard_up(open_job: Callable[..., Job], monke
 
 
 def test_the_threads_that_may_start_do_the_work(open_job: Callable[..., Job]) -> None:
-    """A process may have too many threads, by ``ulimit -u`` or a pod's limit. Without any the caller gets the error."""
+    """``ulimit -u`` or a pod may forbid more threads. If no thread can start, the caller gets the error."""
     job = open_job(num_fetchers=4)
     with threads_that_start(2) as tried:
         job.stager.need(range(NUM_SHARDS))

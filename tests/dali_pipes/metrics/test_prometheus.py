@@ -308,7 +308,7 @@ def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_a_directory_that_goes_and_comes_back(
     small_shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A warning, once; the figures are written again when they can be."""
+    """The writer warns once, and writes again when the directory is there."""
     directory = tmp_path / "node_exporter"
     directory.mkdir()
     with (

@@ -57,7 +57,7 @@ def test_ranks_that_make_no_sense_are_refused(
 
 
 def test_cores_are_shared_if_the_launcher_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then nothing says that the ranks are bound. A rank that is bound has its cores alone."""
+    """Then nothing says whether a rank is bound to its cores. A rank that is bound uses all of its cores."""
     monkeypatch.setattr(os, "getppid", lambda: 4242)
     environment = {"LOCAL_WORLD_SIZE": "4", "RANK": "0", "WORLD_SIZE": "4"}
 

@@ -114,7 +114,7 @@ def test_threads_return_results_in_order_and_the_first_error_ends_the_others() -
 
 @pytest.mark.parametrize("most", [0, 2])
 def test_the_threads_that_may_start_do_the_work(most: int) -> None:
-    """A process may have too many threads already; without any, the caller does the work."""
+    """A limit may forbid more threads. If no thread can start, the caller itself does the work."""
     with threads_that_start(most) as tried:
         assert in_threads(lambda number: number * number, range(20), num_threads=7) == [n * n for n in range(20)]
     assert len(tried) == most + 1

@@ -132,7 +132,7 @@ def test_local_store_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_local_store_errors_name_the_file(tmp_path: Path) -> None:
-    """Of a name that the file system does not take, and of a file in a folder's place."""
+    """The name is too long, a file stands in the place of a folder, or a folder in the place of the file."""
     store, long = LocalStore(tmp_path), "a" * 300
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
@@ -147,7 +147,7 @@ def test_local_store_errors_name_the_file(tmp_path: Path) -> None:
 
 
 def test_local_store_without_unnamed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a file system that has none, such as NFS, a file is hidden until it is whole. A new one replaces nothing."""
+    """Some file systems, such as NFS, have none. There a file has a hidden name until it is whole."""
     open_file = os.open
 
     def open_named(path: object, flags: int, *rest: int, **more: int) -> int:
@@ -185,7 +185,7 @@ def test_stores_answer_for_themselves(tmp_path: Path) -> None:
 
 
 def test_what_describes_transformed_shards_lies_in_their_bucket(bucket: AisStore, tmp_path: Path) -> None:
-    """Under names with the ETL in them; the shards themselves are listed as they are stored."""
+    """The names of manifests and indexes contain the ETL's name. A listing has the shards as they are stored."""
     store: Store = TransformedStore(bucket, "small-pets")
     assert not store.exists()
     store.create()

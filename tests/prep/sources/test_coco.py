@@ -148,8 +148,8 @@ def test_files_that_are_cut_or_contradict_each_other_are_errors(tmp_path: Path) 
         coco(tmp_path)
 
 
-def test_boxes_of_a_photo_whose_size_the_file_lacks_are_kept(tmp_path: Path) -> None:
-    """The sizes are optional; loaders compare the boxes with the photos."""
+def test_boxes_are_kept_if_the_file_gives_no_sizes(tmp_path: Path) -> None:
+    """A loader compares the boxes with the photos themselves."""
     write_split(tmp_path, "train", range(4))
     path = tmp_path / "annotations" / "instances_train.json"
     document = json.loads(path.read_text())

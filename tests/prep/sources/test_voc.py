@@ -103,7 +103,7 @@ def test_photos_with_xml_beside_them(tmp_path: Path) -> None:
 
 
 def test_masks_that_have_no_palette_are_packed_as_they_are(tmp_path: Path) -> None:
-    """So is one that is no image: the check of masks names it."""
+    """A file that is no image is packed, too; the check of masks names it."""
     root = write_voc(tmp_path / "VOC2012")
     (root / "ImageSets/Main/val.txt").write_text("2\n")
     Image.fromarray(np.full((HEIGHT, WIDTH), 12, np.uint8)).save(root / "SegmentationClass" / "1.png")
@@ -115,7 +115,7 @@ def test_masks_that_have_no_palette_are_packed_as_they_are(tmp_path: Path) -> No
 
 
 def test_a_photo_without_objects_has_a_file_that_says_so(tmp_path: Path) -> None:
-    """Without a file nobody has looked at it: to train on it as empty would be wrong."""
+    """Without its file, nobody knows whether a photo has objects."""
     root = write_voc(tmp_path)
     (root / "Annotations" / "1.xml").write_text(xml_of())
     (root / "Annotations" / "2.xml").unlink()

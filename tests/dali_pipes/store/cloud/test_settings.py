@@ -41,6 +41,11 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         ("az", {"AZURE_STORAGE_ACCOUNT_NAME": "me"}, "https://me.blob.core.windows.net/b/x"),
         ("az", {"AZURE_STORAGE_USE_EMULATOR": "true"}, "http://127.0.0.1:10000/devstoreaccount1/b/x"),
         ("az", {"AZURE_STORAGE_CONNECTION_STRING": "BlobEndpoint=http://a:1/me;AccountName=me"}, "http://a:1/me/b/x"),
+        (
+            "az",
+            {"AZURE_STORAGE_CONNECTION_STRING": "UseDevelopmentStorage=true"},
+            "http://127.0.0.1:10000/devstoreaccount1/b/x",
+        ),
         ("https", {}, "https://b/x"),
     ],
 )
@@ -129,17 +134,14 @@ def test_a_server_of_https_lists_and_writes_nothing() -> None:
             write()
 
 
-def test_settings_that_obstore_does_not_take_and_certificates_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says which variables to look at."""
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "UseDevelopmentStorage=true")
-    assert CloudSettings.from_environment("az", "b").plain_url("x") == "http://127.0.0.1:10000/devstoreaccount1/b/x"
+def test_errors_of_settings_and_certificates_name_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
     monkeypatch.setenv("AWS_CONDITIONAL_PUT", "never-heard-of")
     with pytest.raises(StoreError, match=r"cannot open 's3://b': .*; check the variables that hold the settings of "):
         open_store("s3://b/x-", endpoint=None)[0].exists()
     monkeypatch.delenv("AWS_CONDITIONAL_PUT")
     monkeypatch.setenv("SSL_CERT_FILE", os.devnull)
-    monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere/ca.pem")  # before the other
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere/ca.pem")  # it comes before SSL_CERT_FILE
     with pytest.raises(
         StoreError, match=r"cannot read certificates from '/nowhere/ca.pem': No such file or directory; check AWS_CA"
     ):
@@ -166,7 +168,7 @@ def test_a_refusal_says_what_to_do(refusal: Refusal, text: str) -> None:
     assert text in str(refused(settings, "s3://b/x", refusal))
 
 
-def test_a_server_that_does_not_speak_tls_or_is_not_trusted_is_told() -> None:
+def test_errors_of_tls_say_what_to_do() -> None:
     error = ValueError(
         "error sending request - connect\n\nDebug source:\n InvalidContentType\n InvalidCertificate(Expired)"
     )
