@@ -77,13 +77,14 @@ def test_shared_memory_of_a_container(monkeypatch: Monkey) -> None:
 
 
 def test_no_default_directory_holds_a_cache(monkeypatch: Monkey, tmp_path: Path) -> None:
-    """There are two: in /proc no cache file can be made, and the other directory is too small."""
+    """There are two: in /proc no cache file can be made, and the other directory is good, then too small."""
     directories = [Path("/proc")]
     monkeypatch.setattr("dali_pipes.commands.doctor.default_directories", lambda: directories)
     *_, last = check_caches(None)
     assert (last.status, last.found) == ("fail", "no default directory is suitable")
-    monkeypatch.setattr("dali_pipes.commands.doctor.MIN_CACHE_BYTES", 1 << 60)
     directories.append(tmp_path)
+    assert [finding.status for finding in check_caches(None)] == ["warn", "ok"]
+    monkeypatch.setattr("dali_pipes.commands.doctor.MIN_CACHE_BYTES", 1 << 60)
     unfit, small, _ = check_caches(None)
     assert unfit.status == small.status == "warn"
     assert small.advice == "holds few shards: free some space, or pass cache=Cache(directory=...)"
