@@ -42,7 +42,7 @@ MOST = {
     "bench": (350, 3),
     "bench/commands": (500, 3),
     "bench/compare": (1_510, 6),
-    "bench/engine": (780, 4),
+    "bench/engine": (790, 4),
     "bench/gpu": (1_010, 5),
     "bench/loaders": (1_560, 8),
     "bench/loaders/peers": (1_130, 8),

@@ -1,5 +1,6 @@
 """The engine on a scenario that measures nothing: order, processes, interrupts, failures, records."""
 
+import gc
 import json
 import os
 import signal
@@ -254,6 +255,10 @@ def test_server_goes_on_after_a_process_that_ended_while_it_asked_for_another(ca
     server = forkserver._forkserver._forkserver_pid
     assert call_apart(os.getppid, name="a probe") == server
     assert capfd.readouterr().err == ""
+
+
+def test_garbage_collector_of_a_process_leaves_out_what_the_server_imported() -> None:
+    assert call_apart(gc.get_freeze_count, name="a probe") > 100_000
 
 
 def _session_of(process: psutil.Process) -> int | None:
