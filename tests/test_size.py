@@ -47,11 +47,11 @@ MOST = {
     "bench/loaders": (1_560, 8),
     "bench/loaders/peers": (1_130, 8),
     "bench/reports": (1_390, 6),
-    "bench/scenarios": (1_800, 8),
+    "bench/scenarios": (1_510, 8),
     "bench/tools": (970, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 58_040, 249
+SUM_LINES, SUM_MODULES = 57_760, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:
