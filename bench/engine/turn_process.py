@@ -1,7 +1,8 @@
 """Run a part of a turn in a process of its own, which is started for it, watched from here, and gone afterwards.
 
 By default its process is forked from a server that has loaded torch, DALI and the loaders' libraries, has used none of
-them and started no thread. So a turn meets nothing that an earlier one left behind, and pays for no imports.
+them and started no thread. So a turn meets nothing that an earlier one left behind, and pays neither for imports nor
+for their garbage collection.
 """
 
 import contextlib

@@ -49,6 +49,14 @@ def open_stream(url: str, *, endpoint: str | None) -> BinaryIO:
     return cast("BinaryIO", open_object(url, endpoint=endpoint)) if "://" in url else Path(url).open("rb")
 
 
+def fetched(url: str, *, endpoint: str | None) -> BinaryIO:
+    """Open a shard as `open_stream` does, but read an object of a bucket whole first, in one piece."""
+    if "://" not in url:
+        return open_stream(url, endpoint=endpoint)
+    store, name = _object(url, endpoint=endpoint)
+    return io.BytesIO(store.read(name))
+
+
 def open_object(url: str, mode: str = "rb", bufsize: int = -1, *, endpoint: str | None) -> io.BufferedReader:
     """Open a shard of a bucket, with the arguments that WebDataset gives an opener."""
     return io.BufferedReader(_ObjectStream(url, endpoint=endpoint), STREAM_BUFFER_BYTES)
@@ -57,9 +65,7 @@ def open_object(url: str, mode: str = "rb", bufsize: int = -1, *, endpoint: str 
 class _ObjectStream(io.RawIOBase):
     def __init__(self, url: str, *, endpoint: str | None) -> None:
         super().__init__()
-        scheme, _, path = url.partition("://")
-        bucket, _, name = path.partition("/")
-        store = _bucket(f"{scheme}://{bucket}/", endpoint=endpoint)
+        store, name = _object(url, endpoint=endpoint)
         self._open = contextlib.ExitStack()
         self._body: Any = self._open.enter_context(store.open(name))
 
@@ -73,6 +79,12 @@ class _ObjectStream(io.RawIOBase):
         if not self.closed:
             self._open.close()
         super().close()
+
+
+def _object(url: str, *, endpoint: str | None) -> tuple[Store, str]:
+    scheme, _, path = url.partition("://")
+    bucket, _, name = path.partition("/")
+    return _bucket(f"{scheme}://{bucket}/", endpoint=endpoint), name
 
 
 @functools.cache

@@ -296,8 +296,16 @@ def _table(words: str, folder: Path) -> str:
         restricted(read_run(folder / record), baseline=given["baseline"], loaders=loaders)
         for record in given["record"].split(",")
     ]
-    notes = [f"* {note.removeprefix('* ')}" for report in reports for note in [*notes_of(report), origin_of(report)]]
-    return f"{_side_by_side(reports, figures or None)}\n\n{chr(10).join(dict.fromkeys(notes))}"
+    notes = [
+        f"* {f'{_recipe_of(report)}: ' if len(reports) > 1 else ''}{note.removeprefix('* ')}"
+        for report in reports
+        for note in [*notes_of(report), origin_of(report)]
+    ]
+    return f"{_side_by_side(reports, figures or None)}\n\n{chr(10).join(notes)}"
+
+
+def _recipe_of(report: Report) -> str:
+    return str(report["options"].get("recipe", kind_of(report)))
 
 
 def _side_by_side(reports: Sequence[Report], figures: Sequence[str] | None) -> str:
@@ -308,6 +316,6 @@ def _side_by_side(reports: Sequence[Report], figures: Sequence[str] | None) -> s
     rows = [["loader"]] + [row[:1] for row in tables[0][1:]]
     for report, (titles, *found) in zip(reports, tables, strict=True):
         cells = {row[0]: row[1:] for row in found}
-        rows[0] += [f"{report['options'].get('recipe', kind_of(report))}: {title}" for title in titles[1:]]
+        rows[0] += [f"{_recipe_of(report)}: {title}" for title in titles[1:]]
         rows = [rows[0]] + [row + cells[row[0]] for row in rows[1:] if row[0] in cells]
     return format_rows(rows, markdown=True)

@@ -10,10 +10,10 @@ as much and cuts keys otherwise.
 full reads": an object is fetched ahead in parts of 8 MiB, and the tar is cut while it comes. Path style, because a
 server on an IP address needs it.
 
-In both there is one worker for each core, kept for all epochs. Neither library shuffles: each epoch names the shards in
-a new order, as `webloader` does. Neither keeps fetched shards. This module cuts shards into samples. Each photo is
-decoded where the batch is made (``collate_fn``), straight into the batch in shared memory. A worker gets
-whole shards, so its last batch is short.
+In both there is one worker for each core, kept for all epochs. Their iterable sets do not shuffle: each epoch names the
+shards in a new order, as `webloader` does. Neither keeps fetched shards. This module cuts shards into samples. Each
+photo is decoded where the batch is made (``collate_fn``), straight into the batch in shared memory. A worker gets whole
+shards, so its last batch is short.
 """
 
 import contextlib

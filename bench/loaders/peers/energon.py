@@ -1,10 +1,12 @@
-"""Load shards from a directory with Megatron Energon: ``CrudeWebdataset``, a task encoder, and ``get_loader``.
+"""Load shards from a directory with Megatron Energon: ``CrudeWebdataset``, a task encoder, and its loader.
 
 Settings, for megatron-energon 7.4 (documentation, "Crude Datasets" and "Data Loading"): the index of ``energon
 prepare`` beside the shards, which are linked and not copied; each photo is decoded where the batch is made
 (``TaskEncoder.batch``), straight into the batch in shared memory; one worker for each core, which the library forks and
 keeps for all epochs; ``repeat=False``, so that every sample comes exactly once an epoch. The buffer of samples is left
-out, as in `webloader`, because dSort has shuffled the samples.
+out, as in `webloader`, because dSort has shuffled the samples. The loader is that of ``get_loader``, but it does not
+collect and freeze all Python objects when an epoch begins, and free them when it ends: endless training, the default
+there, has that once. The imports are frozen already (`bench.engine.surviving_server`).
 """
 
 import contextlib
@@ -16,9 +18,9 @@ from typing import Any
 from megatron.energon import (
     Cooker,
     CrudeWebdataset,
+    SavableDataLoader,
     TaskEncoder,
     WorkerConfig,
-    get_loader,
     get_train_dataset,
     stateless,
 )
@@ -58,7 +60,8 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions, place: str) -> Iter
                 task_encoder=_Encoder(options),
                 repeat=False,
             )
-            return workers.enter_context(opened_workers(get_loader(dataset), options=options))
+            loader = SavableDataLoader(dataset, gc_freeze_at_start=False)
+            return workers.enter_context(opened_workers(loader, options=options))
 
         running = start_workers()
         is_left = False

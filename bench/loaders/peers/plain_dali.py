@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from bench.loaders.encoded import ShuffledNames, components_of, encoded_samples, open_stream, shard_urls
+from bench.loaders.encoded import ShuffledNames, components_of, encoded_samples, fetched, shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.recipe import NUM_CROPS, WHOLE, crop_table
 from bench.tools.processes import end_with_main
@@ -310,8 +310,8 @@ class ShardBatches:
             yield tuple(map(list, zip(*batch, strict=True)))
 
     def _shards(self) -> Iterator[Iterator[tuple[npt.NDArray[Any], ...]]]:
-        """The samples of each shard; the next shards are asked for meanwhile."""
-        opened = functools.partial(open_stream, endpoint=self._endpoint)
+        """The samples of each shard; the next shards are fetched meanwhile."""
+        opened = functools.partial(fetched, endpoint=self._endpoint)
         with ThreadPoolExecutor(SHARDS_AHEAD) as pool:
             urls = iter(self._urls)
             ahead = deque((url, pool.submit(opened, url)) for url in itertools.islice(urls, SHARDS_AHEAD))

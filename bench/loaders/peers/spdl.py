@@ -23,7 +23,7 @@ from spdl.io import iter_tarfile
 from spdl.pipeline import PipelineBuilder, PipelineFailure
 from spdl.pipeline.defs import Aggregator
 
-from bench.loaders.encoded import KEY, EncodedSample, ShuffledNames, open_stream, shard_urls
+from bench.loaders.encoded import KEY, EncodedSample, ShuffledNames, fetched, shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.transforms import BatchDecoder
 from dali_pipes.fetch.fetcher import NUM_FETCHERS
@@ -110,7 +110,7 @@ class _Batches(Aggregator):  # type: ignore[misc]  # has no types
 
 
 def _read(url: str, *, endpoint: str | None) -> list[EncodedSample]:
-    with open_stream(url, endpoint=endpoint) as stream:
+    with fetched(url, endpoint=endpoint) as stream:
         shard = stream.read()
     samples: list[EncodedSample] = []
     for name, data in iter_tarfile(shard):
