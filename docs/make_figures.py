@@ -4,7 +4,7 @@ A scenario is a command of `dali-pipes bench`, and its record is ``bench/results
 made is kept, so after an interruption the same command goes on; documents, records and tests may change in between.
 ``--only`` measures a part and updates no document. Otherwise it names at the end the scenarios that it could not
 measure; if there are none, it updates the tables of the documents. `aistore` is left as it is without AIS_ENDPOINT.
-Sentences with figures, and docs/comparison.md and docs/dgx.md, are for a person to read again.
+It changes no sentence: read those that name figures again, also in docs/comparison.md and docs/dgx.md.
 
 PETS is a folder with the Oxford-IIIT Pet data set, ``images/*.jpg`` and ``annotations/trimaps/*.png``, or a part of it.
 The peers' packages are in `.venv-figures`; LitData and Streaming want older versions of some that we have.
@@ -34,9 +34,9 @@ from tests.servers.clouds import s3_cloud  # noqa: E402
 
 RESULTS, WORK = ROOT / "bench" / "results", ROOT / ".figures"
 DOCUMENTS = ("README.md", "docs/figures.md")
-# Whole batches of 64, so that no loader decodes more to fill its last one.
+# A multiple of the batch size, 64: DALI's reader fills its last batch with further samples.
 NUM_SAMPLES, NUM_SHARDS = 1152, 8
-# In the bucket, where a run has one epoch: long against its beginning, and more shards than are fetched at a time.
+# A run from a bucket has one epoch, opening included. So the epoch is long, with more shards than are fetched at once.
 IN_BUCKET_SAMPLES, IN_BUCKET_SHARDS = 4608, 32
 _SETS = (("local", NUM_SAMPLES, NUM_SHARDS), ("bucket", IN_BUCKET_SAMPLES, IN_BUCKET_SHARDS))
 PROGRAM = (sys.executable, "-m", "dali_pipes")

@@ -1,14 +1,14 @@
-"""Preloaded into the fork server, and imported nowhere else: what it and its processes do differently from Python's.
+"""Preloaded into the fork server, and imported nowhere else: changes of the server and of the processes that it forks.
 
 A client that vanishes leaves no traceback. Ctrl-C ends a turn's process whatever it is doing, also while it asks the
 server for a worker. If it has not sent its descriptors, the server of Python 3.11 to 3.13 raises ``EOFError`` and ends;
 it goes on after an aborted connection, which this is. If it has not sent what the worker shall do, the worker prints
 the same error; it ends in silence here.
 
-The garbage collector of a process leaves out what the server imported. A full collection of these 500,000 objects
-stopped all Python code for 0.5 s. It comes when the objects that survived since the last one are a quarter of those
-that the last one kept. The imports leave every process at the same count, so each turn of SPDL, 2,320 samples, had one,
-where a long run had one in 34,800 samples, 1 % of its time. A job imports fewer peers, so its collections are shorter.
+The garbage collector of a process leaves out what the server imported. A full collection visits these 500,000 objects,
+and stopped all Python code for 0.5 s. Python starts one when enough objects have survived since the last one, a quarter
+of all. All processes inherit the same count, so each turn of SPDL, 2,320 samples, had one collection. A long run had
+one in 34,800 samples, 1 % of its time. A job imports fewer libraries, so its collections are shorter.
 """
 
 import errno
@@ -29,7 +29,7 @@ def _recvfds(sock: socket, size: int) -> list[int]:
 
 
 def _run(fd: int, parent_sentinel: int) -> int:
-    gc.freeze()  # here, not in the server's first module: now everything is imported
+    gc.freeze()  # here the server has imported everything
     try:
         return _main(fd, parent_sentinel)  # an error of what it runs is not raised here
     except (EOFError, UnpicklingError) as exc:

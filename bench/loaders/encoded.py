@@ -50,7 +50,7 @@ def open_stream(url: str, *, endpoint: str | None) -> BinaryIO:
 
 
 def fetched(url: str, *, endpoint: str | None) -> BinaryIO:
-    """Open a shard as `open_stream` does, but read an object of a bucket whole first, in one piece."""
+    """Open a shard, like `open_stream`. An object of a bucket is read into memory before this returns."""
     if "://" not in url:
         return open_stream(url, endpoint=endpoint)
     store, name = _object(url, endpoint=endpoint)

@@ -1,12 +1,12 @@
-"""Load shards from a directory with Megatron Energon: ``CrudeWebdataset``, a task encoder, and its loader.
+"""Load shards from a directory with Megatron Energon: ``CrudeWebdataset``, ``TaskEncoder``, ``SavableDataLoader``.
 
 Settings, for megatron-energon 7.4 (documentation, "Crude Datasets" and "Data Loading"): the index of ``energon
 prepare`` beside the shards, which are linked and not copied; each photo is decoded where the batch is made
 (``TaskEncoder.batch``), straight into the batch in shared memory; one worker for each core, which the library forks and
 keeps for all epochs; ``repeat=False``, so that every sample comes exactly once an epoch. The buffer of samples is left
-out, as in `webloader`, because dSort has shuffled the samples. The loader is that of ``get_loader``, but it does not
-collect and freeze all Python objects when an epoch begins, and free them when it ends: endless training, the default
-there, has that once. The imports are frozen already (`bench.engine.surviving_server`).
+out, as in `webloader`, because dSort has shuffled the samples. The loader is that of ``get_loader`` without
+``gc_freeze_at_start``, which runs a full garbage collection at the start of each epoch. By default Energon has no
+epochs, so a training pays for it once. The imports are frozen already (`bench.engine.surviving_server`).
 """
 
 import contextlib

@@ -258,7 +258,7 @@ def test_server_goes_on_after_a_process_that_ended_while_it_asked_for_another(ca
 
 
 def test_garbage_collector_of_a_process_leaves_out_what_the_server_imported() -> None:
-    # The server imports 500,000 objects; torch and DALI alone are more than these.
+    # torch and DALI alone make more than 100,000 objects.
     assert call_apart(gc.get_freeze_count, name="a probe") > 100_000
 
 
