@@ -110,7 +110,7 @@ def describe_commit() -> dict[str, Any]:
     return {"commit": commit, "is_dirty": bool(changed)}
 
 
-_CODE = ("--", ".", ":!*.md", ":!bench/results", ":!tests")
+_CODE = ("--", ".", ":!docs", ":!*.md", ":!bench/results", ":!tests")
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -18,12 +18,12 @@ def test_commit_of_a_record_is_the_last_one_that_changed_code(tmp_path: Path, mo
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
-    for folder in ("bench/tools", "bench/results", "tests"):
+    for folder in ("bench/tools", "bench/results", "docs", "tests"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "bench/tools/environment.py"))
     git("init", "-q")
     of_code = commit("bench/tools/environment.py")
-    for name in ("README.md", "bench/results/a.json", "tests/test_a.py"):
+    for name in ("README.md", "docs/make_figures.py", "bench/results/a.json", "tests/test_a.py"):
         assert commit(name) != of_code
         (tmp_path / name).write_text("changed")
     assert environment.describe_commit() == {"commit": of_code, "is_dirty": False}
