@@ -1,7 +1,8 @@
 """Measure the figures of README and docs/figures.md anew, at one commit: ``make figures PETS=~/pets``.
 
 A scenario is a command of `dali-pipes bench`, and its record is ``bench/results/NAME.json``. A record that this commit
-made is kept, so after an interruption the same command goes on; documents, records and tests may change in between.
+made with the same options is kept, so after an interruption the same command goes on; documents, records and tests may
+change in between.
 ``--only`` measures a part and updates no document. Otherwise it names at the end the scenarios that it could not
 measure; if there are none, it updates the tables of the documents. `aistore` is left as it is without AIS_ENDPOINT.
 It changes no sentence: read those that name figures again, also in docs/comparison.md and docs/dgx.md.
@@ -62,7 +63,7 @@ SCENARIOS: Mapping[str, str] = {
     "bucket": f"run --shards {{s3}} --recipe classification --loaders {_IN_BUCKET.format(':nvimgcodec')} "
     "--baseline webloader:nvimgcodec --cache cold",
     "bucket-encoded": f"run --shards {{s3}} --recipe encoded --loaders obstore,{_IN_BUCKET.format('')} "
-    "--baseline obstore --cache cold",
+    f"--baseline obstore --cache cold {_REPEATS}",
     "aistore": "run --shards ais://pets/ --endpoint {ais} --recipe classification --loaders "
     f"aistore:nvimgcodec,{_COLD} --baseline dali-external {_REPEATS}",
     "cold": f"run {_PETS} classification --loaders {_COLD} {_EPOCHS} --cache cold",
@@ -75,7 +76,7 @@ SCENARIOS: Mapping[str, str] = {
     "windows": "windows --repeats 3",
     # Other photos, batches, ranks and distances.
     "small-photos": f"run {_PETS} classification --loaders {_BEST} --photo-side 250 --samples 4608",
-    "large-photos": f"run {_PETS} classification --loaders {_BEST} --photo-side 1150",
+    "large-photos": f"run {_PETS} classification --loaders {_BEST} --photo-side 1800",
     "batch-size": f"sweep {_PETS} classification --loaders {_BEST} {_EPOCHS} --over batch-size=16,256",
     "ranks": f"sweep {_PETS} classification --loaders {_BEST} {_EPOCHS} --over ranks=1,2",
     "latency": f"sweep {_PETS} classification --loaders {_COLD} --cache cold --latency-ms 100 --over threads=2,8",
@@ -142,8 +143,13 @@ def _data(pets: Path) -> Iterator[dict[str, str]]:
 
 
 def _is_made(name: str, commit: str) -> bool:
+    """Whether there is a record of this commit and of these options. A record shortens places, so they are left out."""
     path = RESULTS / f"{name}.json"
-    return path.is_file() and json.loads(path.read_text())["environment"]["commit"] == commit
+    if not path.is_file():
+        return False
+    record = json.loads(path.read_text())
+    options = {word for word in SCENARIOS[name].split() if "{" not in word}
+    return record["environment"]["commit"] == commit and options <= set(record["command"].split())
 
 
 def _measured(name: str, command: str) -> bool:
