@@ -119,7 +119,7 @@ def test_check_writes_nothing_and_fails_where_a_table_is_old(document: Path, tmp
 
 
 def test_two_records_stand_side_by_side(document: Path) -> None:
-    """The table has the loaders of both records. Each note begins with its recipe."""
+    """The table has the loaders that are in both records. Each note begins with its recipe."""
     other = report(record("webloader", 150, 9.0), record("dali", 450, 5.0, decode="dali"), record("spdl", 1, 1))
     other["options"] = other["options"] | {"recipe": "evaluation"}
     (document.parent / "results" / "other.json").write_text(json.dumps(other | {"quiet_ms": [20.0, 21.0, 24.0]}))

@@ -77,7 +77,7 @@ def test_shared_memory_of_a_container(monkeypatch: Monkey) -> None:
 
 
 def test_no_default_directory_holds_a_cache(monkeypatch: Monkey, tmp_path: Path) -> None:
-    """There are two directories: in /proc no cache file can be made; the other one is good, and then too small."""
+    """In /proc, the first directory, no cache file can be made. The second one is large enough, and then too small."""
     directories = [Path("/proc")]
     monkeypatch.setattr("dali_pipes.commands.doctor.default_directories", lambda: directories)
     *_, last = check_caches(None)
