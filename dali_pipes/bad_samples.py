@@ -36,7 +36,7 @@ from dali_pipes.arrays import Int64s
 from dali_pipes.errors import DecodeError, printable
 from dali_pipes.formats.quarantine import CAUSE_CHARS, Quarantine
 from dali_pipes.graph.decode import BatchInputs, DecodePipeline
-from dali_pipes.graph.definition import Packed
+from dali_pipes.graph.finish import Packed
 from dali_pipes.graph.photos import reason_of
 from dali_pipes.options import BadSamples
 from dali_pipes.reader.batch import NUM_NAMED, Batch

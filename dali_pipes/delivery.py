@@ -30,7 +30,8 @@ from dali_pipes.epoch import Epoch, LoaderParts
 from dali_pipes.errors import DecodeError, WorkerProcessError
 from dali_pipes.fetch.stager import in_own_thread
 from dali_pipes.graph.decode import BatchInputs
-from dali_pipes.graph.definition import CU_SEQLENS, Packed
+from dali_pipes.graph.definition import CU_SEQLENS
+from dali_pipes.graph.finish import Packed
 from dali_pipes.metrics.counts import Counts
 from dali_pipes.metrics.figures import LOADERS, read_figures
 from dali_pipes.opening import LoaderArguments, check_late, open_parts

@@ -1,4 +1,4 @@
-"""Preloaded into the fork server, and imported nowhere else: changes of the server and of the processes that it forks.
+"""Changes of the fork server and of the processes that it forks; the server preloads this, and nothing else imports it.
 
 A client that vanishes leaves no traceback. Ctrl-C ends a turn's process whatever it is doing, also while it asks the
 server for a worker. If it has not sent its descriptors, the server of Python 3.11 to 3.13 raises ``EOFError`` and ends;

@@ -243,10 +243,10 @@ def _known(records: Sequence[Record], name: str, *, option: str) -> list[Record]
 
 
 def rounds_of(report: Report) -> str | None:
-    """Return ``2 of 7 rounds`` for a run that was stopped early; ``None`` for a complete one."""
+    """Return ``2 rounds`` for a run that was stopped after so many; ``None`` for a complete one."""
     if report.get("complete", True):
         return None
-    return f"{report.get('num_rounds')} of {report['options'].get('repeats')} rounds"
+    return f"{report.get('num_rounds')} rounds"
 
 
 def setting_names(records: Sequence[Record]) -> list[str]:

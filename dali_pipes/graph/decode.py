@@ -30,8 +30,8 @@ from dali_pipes.graph.dali_internals import (
     refuse_sources,
     schedule_batch,
 )
-from dali_pipes.graph.definition import Graph, Packed, decoded_photos, output_nodes, set_up_engines
-from dali_pipes.graph.finish import FinishThreads
+from dali_pipes.graph.definition import Graph, decoded_photos, output_nodes, set_up_engines
+from dali_pipes.graph.finish import FinishThreads, Packed
 from dali_pipes.graph.inputs import Components, GraphInputs
 from dali_pipes.graph.parse import Problems, parse_batch, stack
 from dali_pipes.graph.photos import judge_photos
@@ -260,10 +260,10 @@ class DecodePipeline:
                 outputs[name] = inputs.lists[name]
                 continue
             tensor_list = next(tensor_lists)
-            if name == self.inputs.packed:
-                outputs[name] = Packed.of(tensor_list)
-            elif name in self.inputs.finishers:
+            if name in self.inputs.finishers:
                 outputs[name] = self.inputs.finishers[name].take(tensor_list)
+            elif name == self.inputs.packed:
+                outputs[name] = Packed.on_gpu(tensor_list)
             elif tensor_list.is_dense_tensor():
                 outputs[name] = tensor_list.as_tensor()
             else:

@@ -1,8 +1,7 @@
 """What a graph returns: its outputs, the photos that it decodes, and the type of a batch that is made of them."""
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from dali_pipes.graph.dali_internals import (
     is_mixed,
     shared_crops,
 )
-from dali_pipes.graph.finish import FinishedOutput, Finisher, FinishThreads
+from dali_pipes.graph.finish import FinishedOutput, FinishThreads, ImageFinisher, Packer
 from dali_pipes.graph.inputs import Components, DecodedPhotos, GraphInputs, PackedOutput
 from dali_pipes.graph.parse import Parser
 from dali_pipes.graph.random import Random
@@ -57,39 +56,6 @@ else:
     BatchDict = dict[str, Any]
 
 
-class Packed(NamedTuple):
-    """The samples of a packed output in one batch."""
-
-    tensor: "Tensor"
-    """[sum of lengths, ...], on the device of the pipeline's outputs."""
-    lengths: list[int]
-    """Rows of each sample."""
-
-    @classmethod
-    def of(cls, tensor_list: Any) -> "Packed":
-        """Join the samples of a TensorList by one copy; on a GPU in torch's current stream."""
-        import torch
-        from torch.utils.dlpack import from_dlpack
-
-        tensors = [from_dlpack(tensor_list[position]) for position in range(len(tensor_list))]
-        lengths = [len(tensor) for tensor in tensors]
-        if tensors[0].device.type == "cpu":
-            # torch.cat would share the copy among torch's threads. While DALI's threads have the cores, these spin and
-            # wait for each other: 870 CPU-us a photo of 110 kB on two busy cores, where this takes 95.
-            return cls(torch.from_numpy(np.concatenate([tensor.numpy() for tensor in tensors])), lengths)
-        return cls(torch.cat(tensors), lengths)
-
-    def offsets(self) -> "Tensor":
-        """Return where each sample begins, and the sum: int32 [B + 1] on the tensor's device; does not wait for it."""
-        import torch
-
-        offsets = torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32)
-        if self.tensor.device.type == "cpu":
-            return offsets
-        # A copy from pageable memory would wait for all earlier work of the stream.
-        return offsets.pin_memory().to(self.tensor.device, non_blocking=True)
-
-
 def label_advice(given: Sequence[str]) -> str:
     """The end of an error about outputs that do not fit: what to do if it may be the label that is missing."""
     if LABEL_OUTPUT in given:
@@ -103,7 +69,7 @@ def label_advice(given: Sequence[str]) -> str:
 def output_nodes(outputs: object, components: Components, threads: FinishThreads | None) -> list[Any]:
     """Check a graph's outputs, note those that are not tensors, and return the others, as nodes or constants.
 
-    Images that are finished on the CPU become nodes, which work in ``threads``; with ``None`` they stay decoded pixels.
+    What is finished on the CPU becomes nodes; images work in ``threads``, and with ``None`` they stay decoded pixels.
     """
     inputs = components.inputs
     if not isinstance(outputs, Mapping) or not outputs:
@@ -126,9 +92,14 @@ def output_nodes(outputs: object, components: Components, threads: FinishThreads
         finished = {}
     elif finished:
         threads.start()
-        inputs.finishers = {name: Finisher(output, threads) for name, output in finished.items()}
+        inputs.finishers = {name: ImageFinisher(output, threads) for name, output in finished.items()}
+    if inputs.packed:
+        node = outputs[inputs.packed].node
+        if threads is not None and components.device == "cpu":
+            inputs.finishers[inputs.packed] = Packer(node)
+        outputs = {**outputs, inputs.packed: node}
     nodes = [
-        inputs.finishers[name].node if name in finished else output.node if isinstance(output, PackedOutput) else output
+        inputs.finishers[name].node if name in inputs.finishers else output
         for name, output in outputs.items()
         if name not in inputs.lists
     ]

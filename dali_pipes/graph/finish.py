@@ -1,8 +1,8 @@
-"""Make images of decoded pixels on the CPU where they are resized: resize, cut, flip and normalise, photo by photo.
+"""Make a batch's tensors on the CPU: images of decoded pixels where they are resized, and packed outputs.
 
-DALI's operators do one step after the other, each for the whole batch. Here all steps of a photo follow one another
-while its pixels are in the core's cache, by torch's resize of uint8, which is torchvision's, and by numpy. DALI calls
-it as an operator, after its decoders; it does not copy what the operator has made.
+DALI's operators do one step after the other, each for the whole batch. Here an image is resized, cut, flipped and
+normalised while its pixels are in the core's cache, by torch's resize of uint8, which is torchvision's, and by numpy.
+DALI calls this as an operator, ahead of the loop that takes the batch; it does not copy what the operator has made.
 """
 
 import itertools
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -66,37 +66,59 @@ class FinishThreads:
         self.pool.shutdown()
 
 
-class ImageError(ValueError):
-    """A graph's pixels cannot become images, whatever the samples are."""
+class Packed(NamedTuple):
+    """The samples of a packed output in one batch."""
+
+    tensor: "Tensor"
+    """[sum of lengths, ...], on the device of the pipeline's outputs."""
+    lengths: list[int]
+    """Rows of each sample."""
+
+    @classmethod
+    def on_gpu(cls, tensor_list: Any) -> "Packed":
+        """Join the samples of a TensorList by one copy, in torch's current stream."""
+        import torch
+        from torch.utils.dlpack import from_dlpack
+
+        tensors = [from_dlpack(tensor_list[position]) for position in range(len(tensor_list))]
+        return cls(torch.cat(tensors), [len(tensor) for tensor in tensors])
+
+    def offsets(self) -> "Tensor":
+        """Return where each sample begins, and the sum: int32 [B + 1] on the tensor's device; does not wait for it."""
+        import torch
+
+        offsets = torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32)
+        if self.tensor.device.type == "cpu":
+            return offsets
+        # A copy from pageable memory would wait for all earlier work of the stream.
+        return offsets.pin_memory().to(self.tensor.device, non_blocking=True)
+
+
+class OutputError(ValueError):
+    """What a graph computes cannot become the output, whatever the samples are."""
 
 
 class Finisher:
     """Finishes the batches of one output."""
 
-    def __init__(self, output: FinishedOutput, threads: FinishThreads) -> None:
-        self._threads, self._buffers = threads, Buffers()
+    def __init__(self, *nodes: Any) -> None:
+        self._buffers = Buffers()
         self._numbers = itertools.count()
-        self._made: dict[int, Tensor | ImageError] = {}
-        given = {"size": output.size, "region": output.region, "mirror": output.mirror}
-        nodes = {name: node for name, node in given.items() if isinstance(node, DataNode)}
-        # The nodes are not kept: with them the pipeline would be a cycle, and end with the garbage only.
-        left: dict[str, Any] = dict.fromkeys(nodes, ())
-        self._output, self._inputs = replace(output, pixels=None, **left), tuple(nodes)
-        arguments = {"function": self._finish_batch, "batch_processing": True}
-        self.node = fn.python_function(output.pixels, *nodes.values(), **arguments)
+        self._made: dict[int, Any] = {}
+        self.node = fn.python_function(*nodes, function=self._finish_batch, batch_processing=True)
         """Makes DALI finish each batch; its value is the number of the batch, for each sample."""
 
-    def take(self, numbers: Any) -> "Tensor":
-        """Return the images of the batch with this number, and drop those of earlier batches: nobody will take them.
+    def take(self, numbers: Any) -> Any:
+        """Return the output of the batch with this number, and drop those of earlier batches: nobody will take them.
 
         Raises:
-            ImageError: If the pixels are not uint8 [H, W, 3].
+            OutputError: If the nodes have values of another kind than the output needs.
         """
         number = int(np.asarray(numbers[0]))
         for earlier in [one for one in self._made if one < number]:
             del self._made[earlier]
         made = self._made.pop(number)
-        if isinstance(made, ImageError):
+        if isinstance(made, OutputError):
             raise made
         return made
 
@@ -104,28 +126,65 @@ class Finisher:
         """Drop what was made: no batch is in flight."""
         self._made.clear()
 
-    def _finish_batch(self, pixels: Sequence[Any], *inputs: Sequence[Any]) -> list[npt.NDArray[np.int64]]:
+    def _finish_batch(self, samples: Sequence[Any], *inputs: Sequence[Any]) -> list[npt.NDArray[np.int64]]:
         number = next(self._numbers)
         try:
-            self._made[number] = self._images(pixels, dict(zip(self._inputs, inputs, strict=True)))
-        except ImageError as exc:
+            self._made[number] = self._finished(samples, *inputs)
+        except OutputError as exc:
             self._made[number] = exc
-        return [np.array(number)] * len(pixels)
+        return [np.array(number)] * len(samples)
 
-    def _images(self, pixels: Sequence[Any], inputs: dict[str, Sequence[Any]]) -> "Tensor":
+    def _finished(self, samples: Sequence[Any], /, *inputs: Sequence[Any]) -> Any:
+        raise NotImplementedError
+
+    def _memory(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        return self._buffers.take(num_bytes)[:num_bytes].view(dtype).reshape(shape)
+
+
+class Packer(Finisher):
+    """Joins the samples of each batch, which differ in length, by one copy."""
+
+    def _finished(self, samples: Sequence[Any], /, *inputs: Sequence[Any]) -> Packed:
+        import torch
+
+        first = samples[0].shape
+        odd = next((one.shape for one in samples if not one.ndim or one.shape[1:] != first[1:]), None)
+        if odd is not None:
+            raise OutputError(
+                f"samples of a packed output may differ in their first axis only, got {[*first]} and {[*odd]}"
+            )
+        lengths = [len(sample) for sample in samples]
+        joined = self._memory((sum(lengths), *first[1:]), samples[0].dtype)
+        return Packed(torch.from_numpy(np.concatenate(samples, out=joined)), lengths)
+
+
+class ImageFinisher(Finisher):
+    """Makes the images of each batch."""
+
+    def __init__(self, output: FinishedOutput, threads: FinishThreads) -> None:
+        self._threads = threads
+        given = {"size": output.size, "region": output.region, "mirror": output.mirror}
+        nodes = {name: node for name, node in given.items() if isinstance(node, DataNode)}
+        # The nodes are not kept: with them the pipeline would be a cycle, and end with the garbage only.
+        left: dict[str, Any] = dict.fromkeys(nodes, ())
+        self._output, self._inputs = replace(output, pixels=None, **left), tuple(nodes)
+        super().__init__(output.pixels, *nodes.values())
+
+    def _finished(self, pixels: Sequence[Any], /, *inputs: Sequence[Any]) -> "Tensor":
         import torch
 
         output, threads, count = self._output, self._threads, len(pixels)
+        given = dict(zip(self._inputs, inputs, strict=True))
         odd = [one for one in pixels if one.dtype != np.uint8 or one.shape[2:] != (3,)]
         if odd:
-            raise ImageError(f"an image is made of uint8 pixels [H, W, 3], got {odd[0].dtype} {list(odd[0].shape)}")
-        sizes = inputs.get("size") or [output.size] * count
+            raise OutputError(f"an image is made of uint8 pixels [H, W, 3], got {odd[0].dtype} {list(odd[0].shape)}")
+        sizes = given.get("size") or [output.size] * count
         rows, columns = output.crop or (int(side) for side in sizes[0])
         shape = (count, 3, rows, columns) if output.is_chw else (count, rows, columns, 3)
-        num_bytes = math.prod(shape) * np.dtype(output.dtype).itemsize
-        tensor = torch.from_numpy(self._buffers.take(num_bytes)[:num_bytes].view(output.dtype)).view(shape)
-        images = tensor.numpy() if output.is_chw else tensor.numpy().transpose(0, 3, 1, 2)
-        regions, mirrors = inputs.get("region"), inputs.get("mirror") or [output.mirror] * count
+        made = self._memory(shape, output.dtype)
+        images = made if output.is_chw else made.transpose(0, 3, 1, 2)
+        regions, mirrors = given.get("region"), given.get("mirror") or [output.mirror] * count
         waiting = iter(range(count))  # each number is taken by one thread
 
         def finish_some() -> None:
@@ -143,7 +202,7 @@ class Finisher:
             wait(work)
         for one in work:
             one.result()
-        return tensor
+        return torch.from_numpy(made)
 
 
 def _write_image(

@@ -74,7 +74,7 @@ class GraphInputs:
     lists: dict[str, Parser] = field(default_factory=dict)
     """Outputs that are not tensors."""
     finishers: dict[str, Finisher] = field(default_factory=dict)
-    """The outputs whose images are finished on the CPU."""
+    """The outputs that are finished on the CPU."""
     packed: str | None = None
     """The name of the output whose samples come in one tensor, if there is one."""
 

@@ -77,6 +77,17 @@ def test_packed_output_of_a_batch_with_a_bad_sample(tmp_path: Path) -> None:
     assert torch.equal(batch["pixels"][200:410], batch["pixels"][410:620])
 
 
+def test_packed_samples_that_differ_in_another_axis_are_refused(small_shards: Path) -> None:
+    """Whole photos, of several widths."""
+
+    def photos(components: dp.Components, random: dp.Random) -> dict[str, object]:
+        return {"photo": components.packed(fn.decoders.image(components["image.jpg"], output_type=types.RGB))}
+
+    text = r"may differ in their first axis only, got \[\d+, \d+, 3\] and \[\d+, \d+, 3\]"
+    with open_loader(small_shards, photos) as loader, pytest.raises(ValueError, match=text):
+        next(loader)
+
+
 @pytest.mark.gpu
 def test_packed_output_of_a_gpu_has_its_offsets_there(gpu: None, small_shards: Path) -> None:
     """The same offsets as on the CPU."""
