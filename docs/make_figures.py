@@ -65,13 +65,14 @@ SCENARIOS: Mapping[str, str] = {
     "bucket-encoded": f"run --shards {{s3}} --recipe encoded --loaders obstore,{_IN_BUCKET.format('')} "
     f"--baseline obstore --cache cold {_REPEATS}",
     "aistore": "run --shards ais://pets/ --endpoint {ais} --recipe classification --loaders "
-    f"aistore:nvimgcodec,{_COLD} --baseline dali-external {_REPEATS}",
+    f"aistore:nvimgcodec,{_COLD} --baseline spdl:nvimgcodec {_REPEATS}",
     "cold": f"run {_PETS} classification --loaders {_COLD} {_EPOCHS} --cache cold",
     # As many shards as 1 to 6 accelerators can share evenly.
     "au": "run --shards {pets} --au resnet50_h100 --au-most 6 --loaders dali,dali-webdataset,dali-external,"
     "webloader:nvimgcodec,spdl:nvimgcodec --samples 11520 --num-shards 60",
     # Parts, without decoding.
-    "feed": "feed --masks without --batch-sizes 16,64,256 --repeats 7",
+    "feed": "feed --masks without --batch-sizes 64,256 --passes 24 "
+    f"--loaders dali-pipes,dali-webdataset,dali-webdataset-read,preadv {_REPEATS}",
     "fetch": "fetch --repeats 7",
     "windows": "windows --repeats 3",
     # Other photos, batches, ranks and distances.
