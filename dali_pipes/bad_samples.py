@@ -304,10 +304,8 @@ def _cut(positions: list[int]) -> list[list[int]]:
 
 
 def _copied(output: Any) -> Any:
-    if isinstance(output, list):
+    if isinstance(output, list | Packed):
         return output
-    if isinstance(output, Packed):
-        return output._replace(tensor=output.tensor.clone())
     return from_dlpack(output).clone()
 
 

@@ -15,7 +15,7 @@ MOST = {
     "dali_pipes/data_set": (2_230, 7),
     "dali_pipes/fetch": (1_140, 4),
     "dali_pipes/formats": (3_300, 12),
-    "dali_pipes/graph": (3_100, 10),
+    "dali_pipes/graph": (3_130, 10),
     "dali_pipes/graph/recipes": (640, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
@@ -51,7 +51,7 @@ MOST = {
     "bench/tools": (970, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_790, 249
+SUM_LINES, SUM_MODULES = 57_820, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:

@@ -31,7 +31,7 @@ from dali_pipes.graph.dali_internals import (
     schedule_batch,
 )
 from dali_pipes.graph.definition import Graph, decoded_photos, output_nodes, set_up_engines
-from dali_pipes.graph.finish import FinishThreads, Packed
+from dali_pipes.graph.finish import FinishThreads, Packed, UnfitOutputError
 from dali_pipes.graph.inputs import Components, GraphInputs
 from dali_pipes.graph.parse import Problems, parse_batch, stack
 from dali_pipes.graph.photos import judge_photos
@@ -249,7 +249,7 @@ class DecodePipeline:
             StopIteration: If no batch is in flight.
             RuntimeError: If DALI could not decode it; it is then the oldest in `scheduled`, and DALI continues with the
                 next one.
-            ValueError: If an output's samples are not all of one shape.
+            ValueError: If an output cannot be made of its samples, such as samples of several shapes.
         """
         tensor_lists = iter(self.pipeline.share_outputs(self._consumer_stream()))
         inputs = self.scheduled.popleft()
@@ -260,10 +260,8 @@ class DecodePipeline:
                 outputs[name] = inputs.lists[name]
                 continue
             tensor_list = next(tensor_lists)
-            if name in self.inputs.finishers:
-                outputs[name] = self.inputs.finishers[name].take(tensor_list)
-            elif name == self.inputs.packed:
-                outputs[name] = Packed.on_gpu(tensor_list)
+            if name in self.inputs.finishers or name == self.inputs.packed:
+                outputs[name] = self._finished(name, tensor_list)
             elif tensor_list.is_dense_tensor():
                 outputs[name] = tensor_list.as_tensor()
             else:
@@ -274,6 +272,15 @@ class DecodePipeline:
         if self.taken is not None:
             self.taken.append(inputs)
         return inputs, outputs
+
+    def _finished(self, name: str, tensor_list: Any) -> Any:
+        try:
+            if name in self.inputs.finishers:
+                return self.inputs.finishers[name].take(tensor_list)
+            return Packed.on_gpu(tensor_list)
+        except (UnfitOutputError, RuntimeError) as exc:
+            # The batch is not in `scheduled` any more: a RuntimeError would mean that DALI refused the one after it.
+            raise UnfitOutputError(f"output '{name}' of the graph: {exc}") from exc
 
     def second_pipeline(self, **changed: Any) -> "DecodePipeline":
         """Make another pipeline of the same graph, to decode batches apart from those in flight; the caller closes it.
@@ -337,6 +344,7 @@ class DecodePipeline:
         self.feed = lambda: None
         self.pipeline = None
         self._finish_threads.close()
+        self._clear()
         self._delivered.clear()
 
     # Note [pinned bytes]: a GPU copies encoded bytes from page-locked buffers by itself, perhaps after DALI has dropped

@@ -103,6 +103,8 @@ def output_nodes(outputs: object, components: Components, threads: FinishThreads
         for name, output in outputs.items()
         if name not in inputs.lists
     ]
+    for finisher in inputs.finishers.values():
+        del finisher.node
     # A pipeline pulls batches only if it has an output; this one is not delivered.
     return nodes or [components.array(lambda batch: batch.ordinals)]
 

@@ -19,7 +19,7 @@ from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 
 from dali_pipes.arrays import Float32s
-from dali_pipes.reader.buffers import Buffers
+from dali_pipes.reader.buffers import HUGE_PAGE, Buffers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,7 +81,7 @@ class Packed(NamedTuple):
         from torch.utils.dlpack import from_dlpack
 
         tensors = [from_dlpack(tensor_list[position]) for position in range(len(tensor_list))]
-        return cls(torch.cat(tensors), [len(tensor) for tensor in tensors])
+        return cls(torch.cat(joinable(tensors)), [len(tensor) for tensor in tensors])
 
     def offsets(self) -> "Tensor":
         """Return where each sample begins, and the sum: int32 [B + 1] on the tensor's device; does not wait for it."""
@@ -94,8 +94,25 @@ class Packed(NamedTuple):
         return offsets.pin_memory().to(self.tensor.device, non_blocking=True)
 
 
-class OutputError(ValueError):
+class UnfitOutputError(ValueError):
     """What a graph computes cannot become the output, whatever the samples are."""
+
+
+def joinable(samples: Sequence[Any]) -> list[Any]:
+    """Return the samples of a packed output that have rows, or the first one if none has; the others add nothing.
+
+    Raises:
+        UnfitOutputError: If they differ in another axis than the first, or have no axes.
+    """
+    if not samples[0].shape:
+        raise UnfitOutputError("a packed output's samples have a first axis, which is their length, got single numbers")
+    filled = [one for one in samples if len(one)] or [samples[0]]
+    first = filled[0].shape
+    if odd := [one.shape for one in filled if one.shape[1:] != first[1:]]:
+        raise UnfitOutputError(
+            f"a packed output's samples may differ in their first axis only, got {[*first]}, {[*odd[0]]}"
+        )
+    return filled
 
 
 class Finisher:
@@ -106,19 +123,21 @@ class Finisher:
         self._numbers = itertools.count()
         self._made: dict[int, Any] = {}
         self.node = fn.python_function(*nodes, function=self._finish_batch, batch_processing=True)
-        """Makes DALI finish each batch; its value is the number of the batch, for each sample."""
+        """Makes DALI finish each batch; its value is the number of the batch, for each sample. Delete it when the graph
+        has it: it refers to this object, and such a cycle would end with the garbage only."""
 
     def take(self, numbers: Any) -> Any:
         """Return the output of the batch with this number, and drop those of earlier batches: nobody will take them.
 
         Raises:
-            OutputError: If the nodes have values of another kind than the output needs.
+            UnfitOutputError: If the nodes have values of another kind than the output needs.
         """
         number = int(np.asarray(numbers[0]))
-        for earlier in [one for one in self._made if one < number]:
-            del self._made[earlier]
+        for one in list(self._made):  # a copy at once: a thread of DALI's may add a batch
+            if one < number:
+                del self._made[one]
         made = self._made.pop(number)
-        if isinstance(made, OutputError):
+        if isinstance(made, UnfitOutputError):
             raise made
         return made
 
@@ -130,7 +149,7 @@ class Finisher:
         number = next(self._numbers)
         try:
             self._made[number] = self._finished(samples, *inputs)
-        except OutputError as exc:
+        except UnfitOutputError as exc:
             self._made[number] = exc
         return [np.array(number)] * len(samples)
 
@@ -148,15 +167,14 @@ class Packer(Finisher):
     def _finished(self, samples: Sequence[Any], /, *inputs: Sequence[Any]) -> Packed:
         import torch
 
-        first = samples[0].shape
-        odd = next((one.shape for one in samples if not one.ndim or one.shape[1:] != first[1:]), None)
-        if odd is not None:
-            raise OutputError(
-                f"samples of a packed output may differ in their first axis only, got {[*first]} and {[*odd]}"
-            )
+        filled = joinable(samples)
         lengths = [len(sample) for sample in samples]
-        joined = self._memory((sum(lengths), *first[1:]), samples[0].dtype)
-        return Packed(torch.from_numpy(np.concatenate(samples, out=joined)), lengths)
+        # DALI's type of uint64 has another name than the one that torch takes.
+        shape, dtype = (sum(lengths), *filled[0].shape[1:]), filled[0].dtype.str
+        # A loop may keep all its batches, and a buffer has whole huge pages.
+        is_small = sum(one.nbytes for one in filled) < HUGE_PAGE // 2
+        joined = np.empty(shape, dtype) if is_small else self._memory(shape, dtype)
+        return Packed(torch.from_numpy(np.concatenate(filled, out=joined)), lengths)
 
 
 class ImageFinisher(Finisher):
@@ -166,7 +184,7 @@ class ImageFinisher(Finisher):
         self._threads = threads
         given = {"size": output.size, "region": output.region, "mirror": output.mirror}
         nodes = {name: node for name, node in given.items() if isinstance(node, DataNode)}
-        # The nodes are not kept: with them the pipeline would be a cycle, and end with the garbage only.
+        # These nodes are not kept either.
         left: dict[str, Any] = dict.fromkeys(nodes, ())
         self._output, self._inputs = replace(output, pixels=None, **left), tuple(nodes)
         super().__init__(output.pixels, *nodes.values())
@@ -178,7 +196,9 @@ class ImageFinisher(Finisher):
         given = dict(zip(self._inputs, inputs, strict=True))
         odd = [one for one in pixels if one.dtype != np.uint8 or one.shape[2:] != (3,)]
         if odd:
-            raise OutputError(f"an image is made of uint8 pixels [H, W, 3], got {odd[0].dtype} {list(odd[0].shape)}")
+            raise UnfitOutputError(
+                f"an image is made of uint8 pixels [H, W, 3], got {odd[0].dtype} {list(odd[0].shape)}"
+            )
         sizes = given.get("size") or [output.size] * count
         rows, columns = output.crop or (int(side) for side in sizes[0])
         shape = (count, 3, rows, columns) if output.is_chw else (count, rows, columns, 3)

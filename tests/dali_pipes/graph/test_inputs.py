@@ -83,9 +83,61 @@ def test_packed_samples_that_differ_in_another_axis_are_refused(small_shards: Pa
     def photos(components: dp.Components, random: dp.Random) -> dict[str, object]:
         return {"photo": components.packed(fn.decoders.image(components["image.jpg"], output_type=types.RGB))}
 
-    text = r"may differ in their first axis only, got \[\d+, \d+, 3\] and \[\d+, \d+, 3\]"
+    text = r"output 'photo' of the graph: .* differ in their first axis only, got \[\d+, \d+, 3\], \[\d+, \d+, 3\]"
     with open_loader(small_shards, photos) as loader, pytest.raises(ValueError, match=text):
         next(loader)
+
+
+def test_failure_to_make_an_output_is_not_taken_for_a_refused_batch(
+    small_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a GPU without memory: the same batch comes again, with its own pixels."""
+    finish = Lazy("dali_pipes.graph.finish")
+    take, failures = finish.Finisher.take, [RuntimeError("no memory")]
+
+    def taken(*given: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return take(*given)
+
+    with open_loader(small_shards, files, shuffle=False) as loader:
+        expected = [(batch["key"], batch["files"]) for (batch,) in loader]
+    monkeypatch.setattr(finish.Finisher, "take", taken)
+    with open_loader(small_shards, files, shuffle=False) as loader:
+        with pytest.raises(ValueError, match="output 'files' of the graph: no memory"):
+            next(loader)
+        found = [(batch["key"], batch["files"]) for (batch,) in loader]
+    assert [keys for keys, _ in found] == [keys for keys, _ in expected]
+    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(found, expected, strict=True))
+
+
+def test_samples_that_are_joined_on_a_gpu_are_checked_as_on_the_cpu() -> None:
+    """Samples without rows may have any shape, and single numbers have no length."""
+    packed = Lazy("dali_pipes.graph.finish").Packed.on_gpu
+    with pytest.raises(ValueError, match=r"first axis only, got \[2, 3\], \[2, 4\]"):
+        packed([torch.zeros(2, 3), torch.zeros(2, 4)])
+    with pytest.raises(ValueError, match="got single numbers"):
+        packed([torch.zeros(())])
+    joined = packed([torch.zeros(0, 0), torch.ones(2, 4), torch.zeros(0, 0)])
+    assert (joined.tensor.shape, joined.lengths) == ((2, 4), [0, 2, 0])
+
+
+@pytest.mark.parametrize("dtype", ["UINT64", "FLOAT16", "BOOL"])
+def test_packed_outputs_have_any_type(small_shards: Path, dtype: str) -> None:
+    def graph(components: dp.Components, random: dp.Random) -> dict[str, object]:
+        return {"files": components.packed(fn.cast(components["image.jpg"], dtype=getattr(types, dtype)))}
+
+    with open_loader(small_shards, graph) as loader:
+        (batch,) = next(loader)
+    assert str(batch["files"].dtype) == f"torch.{dtype.lower()}"
+
+
+def test_small_packed_batches_that_are_kept_take_little_memory(small_shards: Path) -> None:
+    """A batch of class ids is not a whole buffer."""
+    graph: Any = lambda components, random: {"ids": components.packed(components["cls"])}  # noqa: E731
+    with open_loader(small_shards, graph) as loader:
+        (batch,) = next(loader)
+    assert batch["ids"].untyped_storage().nbytes() == len(batch["ids"])
 
 
 @pytest.mark.gpu
