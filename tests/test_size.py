@@ -44,14 +44,14 @@ MOST = {
     "bench/compare": (1_510, 6),
     "bench/engine": (790, 4),
     "bench/gpu": (1_010, 5),
-    "bench/loaders": (1_570, 8),
-    "bench/loaders/peers": (1_130, 8),
+    "bench/loaders": (1_580, 8),
+    "bench/loaders/peers": (1_140, 8),
     "bench/reports": (1_390, 6),
     "bench/scenarios": (1_510, 8),
     "bench/tools": (970, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_820, 249
+SUM_LINES, SUM_MODULES = 57_840, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:

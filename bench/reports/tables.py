@@ -132,7 +132,7 @@ def notes_of(report: Report) -> list[str]:
     for record in {record["loader"]: record for record in records if missing_parts(record)}.values():
         parts = f"no {', no '.join(missing_parts(record))}" if record["gives"] else "nothing from the shards"
         notes.append(f"* {record['loader']} gives {parts}: what it does not give is neither compared nor timed.")
-    notes += _loader_notes(records, recipe=report["options"].get("recipe"))
+    notes += _loader_notes(records)
     made: dict[str, list[str]] = {}
     for record in records:  # once for each data set and number of ranks, which several settings share
         if prepared := record.get("prepared"):
@@ -145,7 +145,7 @@ def notes_of(report: Report) -> list[str]:
     return [*notes, *report.get("notes", ())]
 
 
-def _loader_notes(records: Sequence[Record], *, recipe: str | None) -> list[str]:
+def _loader_notes(records: Sequence[Record]) -> list[str]:
     """Say how loaders differ in what they read and decode."""
     entries = {record["loader"]: LOADERS[record["loader"]] for record in records if record["loader"] in LOADERS}
     notes = []
@@ -155,7 +155,7 @@ def _loader_notes(records: Sequence[Record], *, recipe: str | None) -> list[str]
             "they make no request that is delayed or counted."
         )
     windowed = {
-        label_of(record): _decodes_window(record, recipe)
+        label_of(record): _decodes_window(record)
         for record in records
         if record["loader"] in entries and "image" in record.get("gives", ())
     }
@@ -165,10 +165,9 @@ def _loader_notes(records: Sequence[Record], *, recipe: str | None) -> list[str]
     return notes
 
 
-def _decodes_window(record: Record, recipe: str | None) -> bool:
-    """Tell whether a loader decodes only a part of each photo. For evaluation, nvImageCodec decodes whole photos."""
-    is_cropped = record["decode"] == "nvimgcodec" and recipe != "evaluation"
-    return is_cropped or LOADERS[record["loader"]].decodes_window
+def _decodes_window(record: Record) -> bool:
+    """Tell whether a loader decodes only a part of each photo."""
+    return record["decode"] == "nvimgcodec" or LOADERS[record["loader"]].decodes_window
 
 
 def origin_of(report: Report) -> str:

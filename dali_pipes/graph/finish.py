@@ -241,7 +241,7 @@ def _write_image(
     if region is None:
         photo = torch.nn.functional.interpolate(stacked, size=wanted, mode="bilinear", antialias=True)[0]
     else:
-        photo = _resized_crop(stacked, wanted, image.shape[1:], region)[0]
+        photo = resized_crop(stacked, wanted, image.shape[1:], region)[0]
     if mirror:
         photo = photo.flip(2)  # torch's copy costs less than numpy's reading backwards
     if output.dtype == np.uint8:
@@ -254,9 +254,7 @@ def _write_image(
     np.multiply(values, factor, out=image, casting="same_kind")
 
 
-def _resized_crop(
-    pixels: "Tensor", size: Sequence[int], crop: Sequence[int], region: npt.NDArray[np.int32]
-) -> "Tensor":
+def resized_crop(pixels: "Tensor", size: Sequence[int], crop: Sequence[int], region: npt.NDArray[np.int32]) -> "Tensor":
     """Resize a region of a photo to the crop, see `CropRegions`: bit for bit as if the whole photo were resized."""
     import torch
 

@@ -32,6 +32,7 @@ from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.recipe import NUM_CROPS, WHOLE, crop_table
 from bench.tools.processes import end_with_main
 from dali_pipes.fetch.fetcher import NUM_FETCHERS
+from dali_pipes.reader.buffers import Buffers
 from dali_pipes.store.shard_set import ShardSet
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def opened_pipeline(
         prepare_first_batch=False,
         **arguments,
     )
-    is_inside = False
+    is_inside, buffers = False, Buffers()
 
     def epoch() -> Iterator[BenchBatch]:
         nonlocal is_inside
@@ -214,19 +215,26 @@ def opened_pipeline(
         is_inside = True
         for (batch,) in iterator:
             batch["label"], batch["key"] = labels(batch["label"]), keys(batch["key"])
-            yield _joined(batch) if "encoded" in batch else batch
+            yield _joined(batch, buffers) if "encoded" in batch else batch
         is_inside = False
 
     return contextlib.closing(BenchLoader(epoch, options=options, decode="dali", num_workers=num_workers))
 
 
-def _joined(batch: dict[str, Any]) -> BenchBatch:
-    """Join the photos' files, which the iterator gives as a list."""
+def _joined(batch: dict[str, Any], buffers: Buffers) -> BenchBatch:
+    """Join the photos' files, which the iterator gives as a list, by one copy into memory that is used again."""
     import torch
 
+    files = batch["encoded"]
+    ends = [0, *itertools.accumulate(map(len, files))]
+    if files[0].is_cuda:
+        joined = torch.cat(files)
+    else:  # torch.cat would share the copy among threads, which wait for cores that DALI's threads have
+        place = buffers.take(ends[-1])[: ends[-1]]
+        joined = torch.from_numpy(np.concatenate([file.numpy() for file in files], out=place))
     return {
-        "encoded": torch.cat(batch["encoded"]),
-        "cu_seqlens": torch.tensor([0, *itertools.accumulate(map(len, batch["encoded"]))], dtype=torch.int32),
+        "encoded": joined,
+        "cu_seqlens": torch.tensor(ends, dtype=torch.int32),
         "label": batch["label"],
         "key": batch["key"],
     }
@@ -297,6 +305,7 @@ class ShardBatches:
     def __init__(self, urls: list[str], *, endpoint: str | None, options: LoaderOptions) -> None:
         self._urls, self._endpoint, self._options = ShuffledNames(urls, seed=options.seed), endpoint, options
         self._main_pid = os.getpid()
+        self._has_begun = False
 
     def __iter__(self) -> Iterator[tuple[list[Any], ...]]:
         """Batches of photos, masks if the recipe takes them, labels and keys, as arrays: uint8 [bytes], uint8 [bytes],
@@ -305,6 +314,9 @@ class ShardBatches:
         if os.getpid() != self._main_pid:
             end_with_main(self._main_pid)  # DALI's worker outlives a main process that is killed
             self._main_pid = os.getpid()
+        if self._has_begun and not self._options.keeps_shards:
+            return  # of a single epoch; DALI begins the next one at once
+        self._has_begun = True
         samples = itertools.chain.from_iterable(self._shards())
         while batch := list(itertools.islice(samples, self._options.batch_size)):
             yield tuple(map(list, zip(*batch, strict=True)))

@@ -50,12 +50,10 @@ def test_rows_whose_repeats_differ_are_named() -> None:
 
 
 def test_note_says_who_decodes_a_part_of_a_photo() -> None:
-    """For evaluation, the peers that use nvImageCodec decode whole photos."""
+    """Peers that use nvImageCodec, and DALI's."""
     decoded = {"dali": "dali", "dali-external": "dali", "spdl": "nvimgcodec", "webloader": "turbo"}
     run = report(*(record(name, 300, 7, decode=decode) for name, decode in decoded.items()))
     assert "dali, dali-external, spdl (nvimgcodec): decode only the part of a photo" in report_text(run)
-    run["options"] |= {"recipe": "evaluation"}
-    assert "\ndali, dali-external: decode only the part of a photo" in report_text(run)
 
 
 def test_one_record_shows_ratios_to_any_of_its_loaders() -> None:

@@ -48,7 +48,7 @@ def test_pixels_do_not_depend_on_threads(small_shards: Path, graph: Any) -> None
 
 def test_crop_of_a_region_equals_that_of_the_whole_photo() -> None:
     """Bit for bit, whether the resize makes a photo smaller or larger."""
-    from dali_pipes.graph.finish import _resized_crop
+    from dali_pipes.graph.finish import resized_crop
     from dali_pipes.graph.pipelines import crop_regions, resized_shape
 
     rng, num_parts = np.random.default_rng(0), 0
@@ -62,7 +62,7 @@ def test_crop_of_a_region_equals_that_of_the_whole_photo() -> None:
         resized = torch.nn.functional.interpolate(photo, size=shape[0].tolist(), mode="bilinear", antialias=True)
         pixels = photo[:, :, top : top + rows, left : left + columns].contiguous(memory_format=torch.channels_last)
         expected = resized[:, :, crop_top : crop_top + crop[0], crop_left : crop_left + crop[1]]
-        assert torch.equal(_resized_crop(pixels, shape[0].tolist(), crop, region), expected), (size, side, crop)
+        assert torch.equal(resized_crop(pixels, shape[0].tolist(), crop, region), expected), (size, side, crop)
         num_parts += [rows, columns] != size[0].tolist()
     assert num_parts > 100
 
