@@ -102,7 +102,7 @@ reference: $(VENV)/.installed-dev  ## docs/reference from docstrings and --help;
 # $(VENV).
 PEERS := litdata,mosaic,energon,s3torchconnector
 SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
-figures: .venv-figures/.installed test-servers  ## the figures of README and docs anew, at this commit, of the photos in PETS; four to six hours on a quiet machine
+figures: .venv-figures/.installed test-servers  ## the figures of README and docs anew, at this commit, of the photos in PETS; three to six hours on a quiet machine
 	.venv-figures/bin/python docs/make_figures.py --pets "$(PETS)"
 
 .venv-figures/.installed: $(VENV)/.installed-dev
