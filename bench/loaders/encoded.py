@@ -50,7 +50,7 @@ def open_stream(url: str, *, endpoint: str | None) -> BinaryIO:
 
 
 def fetched(url: str, *, endpoint: str | None) -> BinaryIO:
-    """Open a local path to be read from front to back, or an object, which is first read into memory as a whole."""
+    """Open a shard, as `open_stream` does; but a bucket's object is read into memory first, as a whole."""
     if "://" not in url:
         return open_stream(url, endpoint=endpoint)
     store, name = _object(url, endpoint=endpoint)

@@ -143,9 +143,7 @@ class Normaliser:
     def new_images(self, shape: tuple[int, ...]) -> Tensor:
         """Return uninitialised images of the run's dtype."""
         self._buffers = self._buffers or Buffers()  # not before: this object is pickled
-        dtype = np.dtype(self._options.dtype)
-        num_bytes = math.prod(shape) * dtype.itemsize
-        return torch.from_numpy(self._buffers.take(num_bytes)[:num_bytes].view(dtype)).view(shape)
+        return torch.from_numpy(self._buffers.array(shape, self._options.dtype))
 
 
 def encoded_batch(samples: Sequence[tuple[Any, Any, int, str]]) -> BenchBatch:
@@ -237,7 +235,7 @@ _of_thread = threading.local()
 
 
 def _put_resized_centre(photo: "_Whole | _Region", row: Tensor, options: LoaderOptions) -> None:
-    """Put the centre of the resized photo into ``row``; only the part that it needs is decoded and resized."""
+    """Decode and resize the part of a photo that the crop needs, and put the crop into ``row``."""
     # Not at the top: DALI comes along, and the other recipes of these peers do without.
     from dali_pipes.graph.finish import resized_crop
     from dali_pipes.graph.pipelines import crop_regions, resized_shape

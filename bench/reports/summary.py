@@ -243,7 +243,7 @@ def _known(records: Sequence[Record], name: str, *, option: str) -> list[Record]
 
 
 def rounds_of(report: Report) -> str | None:
-    """Return ``2 rounds`` for a run that was stopped after so many; ``None`` for a complete one."""
+    """Return how many rounds a stopped run has, such as ``2 rounds``; ``None`` for a complete run."""
     if report.get("complete", True):
         return None
     return f"{report.get('num_rounds')} rounds"

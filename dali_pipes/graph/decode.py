@@ -31,7 +31,7 @@ from dali_pipes.graph.dali_internals import (
     schedule_batch,
 )
 from dali_pipes.graph.definition import Graph, decoded_photos, output_nodes, set_up_engines
-from dali_pipes.graph.finish import FinishThreads, Packed, UnfitOutputError
+from dali_pipes.graph.finish import FinishThreads, OutputValueError, Packed
 from dali_pipes.graph.inputs import Components, GraphInputs
 from dali_pipes.graph.parse import Problems, parse_batch, stack
 from dali_pipes.graph.photos import judge_photos
@@ -278,9 +278,9 @@ class DecodePipeline:
             if name in self.inputs.finishers:
                 return self.inputs.finishers[name].take(tensor_list)
             return Packed.on_gpu(tensor_list)
-        except (UnfitOutputError, RuntimeError) as exc:
-            # The batch is not in `scheduled` any more: a RuntimeError would mean that DALI refused the one after it.
-            raise UnfitOutputError(f"output '{name}' of the graph: {exc}") from exc
+        except (OutputValueError, RuntimeError) as exc:
+            # A RuntimeError would mean that DALI has refused the first batch in `scheduled`, where this one is not.
+            raise OutputValueError(f"output '{name}' of the graph: {exc}") from exc
 
     def second_pipeline(self, **changed: Any) -> "DecodePipeline":
         """Make another pipeline of the same graph, to decode batches apart from those in flight; the caller closes it.

@@ -14,7 +14,7 @@ from dali_pipes.graph.dali_internals import (
     is_mixed,
     shared_crops,
 )
-from dali_pipes.graph.finish import FinishedOutput, FinishThreads, ImageFinisher, Packer
+from dali_pipes.graph.finish import FinishedOutput, FinishThreads, finish_images, finish_packed
 from dali_pipes.graph.inputs import Components, DecodedPhotos, GraphInputs, PackedOutput
 from dali_pipes.graph.parse import Parser
 from dali_pipes.graph.random import Random
@@ -92,19 +92,15 @@ def output_nodes(outputs: object, components: Components, threads: FinishThreads
         finished = {}
     elif finished:
         threads.start()
-        inputs.finishers = {name: ImageFinisher(output, threads) for name, output in finished.items()}
+    made = {name: finish_images(output, threads) for name, output in finished.items() if threads is not None}
     if inputs.packed:
         node = outputs[inputs.packed].node
-        if threads is not None and components.device == "cpu":
-            inputs.finishers[inputs.packed] = Packer(node)
         outputs = {**outputs, inputs.packed: node}
-    nodes = [
-        inputs.finishers[name].node if name in inputs.finishers else output
-        for name, output in outputs.items()
-        if name not in inputs.lists
-    ]
-    for finisher in inputs.finishers.values():
-        del finisher.node
+        if threads is not None and components.device == "cpu":
+            made[inputs.packed] = finish_packed(node)
+    inputs.finishers = {name: finisher for name, (finisher, _) in made.items()}
+    outputs = {**outputs, **{name: node for name, (_, node) in made.items()}}
+    nodes = [output for name, output in outputs.items() if name not in inputs.lists]
     # A pipeline pulls batches only if it has an output; this one is not delivered.
     return nodes or [components.array(lambda batch: batch.ordinals)]
 

@@ -4,12 +4,14 @@ To allocate each batch anew would cost a page fault for every 4 KiB of it, which
 """
 
 import contextlib
+import math
 import mmap
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dali_pipes.arrays import UInt8s
 
@@ -70,6 +72,11 @@ class Buffers:
         lent.memory = memory
         self._lent[id(lent)] = lent  # a weak reference that is gone calls nobody
         return buffer
+
+    def array(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Take a buffer as an array of this shape and type, of any content."""
+        num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        return self.take(num_bytes)[:num_bytes].view(dtype).reshape(shape)
 
 
 def pinned_buffers(device_id: int) -> Buffers:

@@ -222,19 +222,15 @@ def opened_pipeline(
 
 
 def _joined(batch: dict[str, Any], buffers: Buffers) -> BenchBatch:
-    """Join the photos' files, which the iterator gives as a list, by one copy into memory that is used again."""
-    import torch
+    """Join the photos' files, which the iterator gives as a list, as our loader does."""
+    from dali_pipes.graph.finish import Packed
 
     files = batch["encoded"]
-    ends = [0, *itertools.accumulate(map(len, files))]
-    if files[0].is_cuda:
-        joined = torch.cat(files)
-    else:  # torch.cat would share the copy among threads, which wait for cores that DALI's threads have
-        place = buffers.take(ends[-1])[: ends[-1]]
-        joined = torch.from_numpy(np.concatenate([file.numpy() for file in files], out=place))
+    is_on_gpu = files[0].is_cuda
+    joined = Packed.on_gpu(files) if is_on_gpu else Packed.on_cpu([file.numpy() for file in files], buffers=buffers)
     return {
-        "encoded": joined,
-        "cu_seqlens": torch.tensor(ends, dtype=torch.int32),
+        "encoded": joined.tensor,
+        "cu_seqlens": joined.offsets(),
         "label": batch["label"],
         "key": batch["key"],
     }
@@ -315,7 +311,7 @@ class ShardBatches:
             end_with_main(self._main_pid)  # DALI's worker outlives a main process that is killed
             self._main_pid = os.getpid()
         if self._has_begun and not self._options.keeps_shards:
-            return  # of a single epoch; DALI begins the next one at once
+            return  # only one epoch is asked for, but DALI has the next one begin at once
         self._has_begun = True
         samples = itertools.chain.from_iterable(self._shards())
         while batch := list(itertools.islice(samples, self._options.batch_size)):

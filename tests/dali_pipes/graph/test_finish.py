@@ -187,7 +187,7 @@ def test_no_thread_reads_pixels_when_the_operator_has_failed(
             raise MemoryError
 
     monkeypatch.setattr(finish, "_write_image", write_image)
-    images = finish.ImageFinisher._finished
+    images = finish._images
     left: list[int] = []
 
     def watched(*given: Any) -> Any:
@@ -196,7 +196,7 @@ def test_no_thread_reads_pixels_when_the_operator_has_failed(
         finally:
             left.append(len(at_work))
 
-    monkeypatch.setattr(finish.ImageFinisher, "_finished", watched)
+    monkeypatch.setattr(finish, "_images", watched)
     options = {"graph": dp.classification_train(crop=8), "batch_size": 5, "decode": dp.Decode(threads=2)}
     with open_loader(small_shards, **options) as loader, pytest.raises(dp.DecodeError):
         next(loader)

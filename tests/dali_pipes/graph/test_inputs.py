@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import dali_pipes as dp
+from dali_pipes.reader.buffers import Buffers
 from tests.hostile_photos import undecodable
 from tests.lazy import Lazy
 from tests.loaders import batches_of, open_loader, substituting
@@ -83,7 +84,7 @@ def test_packed_samples_that_differ_in_another_axis_are_refused(small_shards: Pa
     def photos(components: dp.Components, random: dp.Random) -> dict[str, object]:
         return {"photo": components.packed(fn.decoders.image(components["image.jpg"], output_type=types.RGB))}
 
-    text = r"output 'photo' of the graph: .* differ in their first axis only, got \[\d+, \d+, 3\], \[\d+, \d+, 3\]"
+    text = r"output 'photo' of the graph: .* differ in their first axis only, got \[\d+, \d+, 3\] and \[\d+, \d+, 3\]"
     with open_loader(small_shards, photos) as loader, pytest.raises(ValueError, match=text):
         next(loader)
 
@@ -114,7 +115,7 @@ def test_failure_to_make_an_output_is_not_taken_for_a_refused_batch(
 def test_samples_that_are_joined_on_a_gpu_are_checked_as_on_the_cpu() -> None:
     """Samples without rows may have any shape, and single numbers have no length."""
     packed = Lazy("dali_pipes.graph.finish").Packed.on_gpu
-    with pytest.raises(ValueError, match=r"first axis only, got \[2, 3\], \[2, 4\]"):
+    with pytest.raises(ValueError, match=r"first axis only, got \[2, 3\] and \[2, 4\]"):
         packed([torch.zeros(2, 3), torch.zeros(2, 4)])
     with pytest.raises(ValueError, match="got single numbers"):
         packed([torch.zeros(())])
@@ -132,12 +133,14 @@ def test_packed_outputs_have_any_type(small_shards: Path, dtype: str) -> None:
     assert str(batch["files"].dtype) == f"torch.{dtype.lower()}"
 
 
-def test_small_packed_batches_that_are_kept_take_little_memory(small_shards: Path) -> None:
-    """A batch of class ids is not a whole buffer."""
-    graph: Any = lambda components, random: {"ids": components.packed(components["cls"])}  # noqa: E731
-    with open_loader(small_shards, graph) as loader:
-        (batch,) = next(loader)
-    assert batch["ids"].untyped_storage().nbytes() == len(batch["ids"])
+def test_small_packed_batches_take_no_buffer() -> None:
+    """A loop that keeps all of them would keep 2 MiB for each."""
+    packed, made = Lazy("dali_pipes.graph.finish").Packed.on_cpu, list[int]()
+    buffers = Buffers(lambda num_bytes: made.append(num_bytes) or bytearray(num_bytes))
+    packed([np.ones(9, np.int64), np.ones(4, np.int64)], buffers=buffers)
+    assert not made
+    packed([np.ones(1 << 20, np.uint8)], buffers=buffers)
+    assert made == [2 << 20]
 
 
 @pytest.mark.gpu
