@@ -5,8 +5,9 @@ again, which fails in a script without ``if __name__ == "__main__"``, or fork, w
 or a GPU. Functions, tasks and results are pickled, so a function must be one of a module.
 
 # Note [ends]: workers have a process group of their own and do not receive Ctrl-C; their owner handles it. The owner
-ends them by SIGTERM, which raises SystemExit in the running task, so that no half-written file is left. If the owner is
-killed, they notice within half a second that their parent has changed.
+ends them by SIGTERM, which raises SystemExit in the running task, so that no half-written file is left. Between tasks
+it kills: an exception in the ``__del__`` of what a task leaves would be printed and lost. If the owner is killed, they
+notice within half a second that their parent has changed.
 """
 
 import contextlib
@@ -31,8 +32,7 @@ MAX_JOBS = 16
 
 _STOP_TIMEOUT_S = 10.0
 _CHECK_S = 0.5
-# Seconds between two progress messages of one worker: a terminal shows no more.
-_REPORT_S = 0.1
+_REPORT_S = 0.1  # between two progress messages of one worker: a terminal shows no more
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -235,7 +235,6 @@ def main(argv: Sequence[str]) -> int:
     """Do tasks until the owner closes the connection."""
     descriptor, owner = map(int, argv)
     follow_parent()
-    signal.signal(signal.SIGTERM, _unwind)
     threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
     with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):
         setup = connection.recv()
@@ -243,6 +242,7 @@ def main(argv: Sequence[str]) -> int:
             number, function, task = connection.recv()
             report = _Reports(connection, number)
             try:
+                signal.signal(signal.SIGTERM, _unwind)  # Note [ends]
                 if setup is not None:
                     setup()
                     setup = None
@@ -253,8 +253,8 @@ def main(argv: Sequence[str]) -> int:
                 raise
             except Exception as exc:  # noqa: BLE001 (the owner raises it)
                 connection.send((number, "error", _picklable(exc)))
-            # Free the task's memory before the next one arrives.
-            del function, task, report
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            del function, task, report  # free the memory before the next task arrives
     return 0
 
 

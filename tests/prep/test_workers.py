@@ -13,7 +13,16 @@ import pytest
 
 from dali_pipes.errors import DataError, PipesError
 from prep.workers import Workers, default_jobs, on_ray, open_workers, processes
-from tests.prep.workers_tasks import count_setup, double, fail_at_three, kill_itself, square, touch_and_wait
+from tests.prep.workers_tasks import (
+    FreedSlowly,
+    count_setup,
+    double,
+    fail_at_three,
+    ignore,
+    kill_itself,
+    square,
+    touch_and_wait,
+)
 from tests.programs import REPOSITORY, start_python, wait_until
 
 
@@ -111,6 +120,16 @@ def test_close_unwinds_what_workers_are_at(tmp_path: Path, monkeypatch: pytest.M
     assert not thread.is_alive()  # without close, the tasks would wait for 600 s
     assert list(tmp_path.iterdir()) == []
     assert failed
+
+
+def test_close_ends_a_worker_that_frees_its_task_and_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An exception raised there would be printed and lost."""
+    with Workers(1, isolated=True) as workers:
+        list(workers.map(ignore, [FreedSlowly(tmp_path / "freed")]))
+        wait_until((tmp_path / "freed").exists, "it is at it")
+    assert capfd.readouterr().err == ""
 
 
 OWNER = """

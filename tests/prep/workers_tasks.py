@@ -47,6 +47,22 @@ def touch_and_wait(task: str, report: Report) -> None:
         path.unlink()
 
 
+class FreedSlowly:
+    """A task whose worker is busy freeing it: it writes a file and waits."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.owner = path, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.owner:
+            self.path.touch()
+            time.sleep(600)
+
+
+def ignore(task: object, report: Report) -> None:
+    pass
+
+
 def unchanged(sample: dict[str, bytes]) -> dict[str, bytes]:
     """A transform that changes nothing."""
     return sample
