@@ -235,8 +235,11 @@ _of_thread = threading.local()
 
 
 def _put_resized_centre(photo: "_Whole | _Region", row: Tensor, options: LoaderOptions) -> None:
-    """Decode and resize the part of a photo that the crop needs, and put the crop into ``row``."""
-    # Not at the top: DALI comes along, and the other recipes of these peers do without.
+    """Decode the part of a photo that the crop is made of, resize it, and put the crop into ``row``.
+
+    ``row`` has [3, crop, crop], of any dtype; levels stay as they are.
+    """
+    # Imported here, because this imports DALI, which the other recipes of these loaders do not need.
     from dali_pipes.graph.finish import resized_crop
     from dali_pipes.graph.pipelines import crop_regions, resized_shape
 

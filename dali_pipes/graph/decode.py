@@ -279,7 +279,8 @@ class DecodePipeline:
                 return self.inputs.finishers[name].take(tensor_list)
             return Packed.on_gpu(tensor_list)
         except (OutputValueError, RuntimeError) as exc:
-            # A RuntimeError would mean that DALI has refused the first batch in `scheduled`, where this one is not.
+            # The caller takes a RuntimeError for DALI's refusal of the first batch in `scheduled`. But DALI has made
+            # this batch, and it has left `scheduled`.
             raise OutputValueError(f"output '{name}' of the graph: {exc}") from exc
 
     def second_pipeline(self, **changed: Any) -> "DecodePipeline":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,10 +175,10 @@ def test_no_thread_reads_pixels_when_the_operator_has_failed(
     from dali_pipes.graph import finish
 
     slow, failed = threading.Event(), threading.Event()
-    at_work: list[int] = []
+    calls, at_work = itertools.count(), list[int]()
 
     def write_image(*_: Any) -> None:
-        if threading.current_thread().name.startswith("dali-pipes-finish"):
+        if next(calls) == 1:
             at_work.append(1)
             slow.set()
             failed.wait(60)
@@ -201,6 +203,28 @@ def test_no_thread_reads_pixels_when_the_operator_has_failed(
     with open_loader(small_shards, **options) as loader, pytest.raises(dp.DecodeError):
         next(loader)
     assert left[0] == 0
+
+
+def test_images_are_made_without_threads_of_openmp(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait in a loop: two ranks of one thread on two cores took 2.7 times the CPU time. Torch's number stays."""
+    from dali_pipes.graph import finish
+
+    write_image, found, before = finish._write_image, set[int](), torch.get_num_threads()
+
+    def watched(*given: Any) -> None:
+        found.add(torch.get_num_threads())
+        write_image(*given)
+
+    monkeypatch.setattr(finish, "_write_image", watched)
+    torch.set_num_threads(3)
+    try:
+        with open_loader(small_shards, graph=dp.classification_train(crop=8), batch_size=5) as loader:
+            next(loader)
+        assert (found, torch.get_num_threads()) == ({1}, 3)
+        with ThreadPoolExecutor(1) as new:
+            assert new.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_threads_that_cannot_start_hold_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
