@@ -59,7 +59,7 @@ SCENARIOS: Mapping[str, str] = {
     "evaluation": f"run {_PETS} evaluation --loaders {_FEW}",
     "uint8": f"run {_PETS} classification --loaders {_FEW} --dtype uint8",
     "others": f"run {_PETS} classification --loaders {_OTHERS} {_EPOCHS}",
-    # From a bucket: decoded, then as bytes. A decoded round takes one to two minutes, so it has 7 repeats, the default.
+    # From a bucket: decoded, then encoded. A round with decoding takes up to two minutes, so it has the default, 7.
     "bucket": f"run --shards {{s3}} --recipe classification --loaders {_IN_BUCKET.format(':nvimgcodec')} "
     "--baseline webloader:nvimgcodec --cache cold",
     "bucket-encoded": f"run --shards {{s3}} --recipe encoded --loaders obstore,{_IN_BUCKET.format('')} "

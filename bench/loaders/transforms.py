@@ -239,7 +239,7 @@ def _put_resized_centre(photo: "_Whole | _Region", row: Tensor, options: LoaderO
 
     ``row`` has [3, crop, crop], of any dtype; levels stay as they are.
     """
-    # Imported here, because this imports DALI, which the other recipes of these loaders do not need.
+    # These modules import DALI. The other recipes of these loaders do not need it, so the import is here.
     from dali_pipes.graph.finish import resized_crop
     from dali_pipes.graph.pipelines import crop_regions, resized_shape
 

@@ -243,7 +243,7 @@ def _known(records: Sequence[Record], name: str, *, option: str) -> list[Record]
 
 
 def rounds_of(report: Report) -> str | None:
-    """Return how many rounds a run made before it was stopped, such as ``2 rounds``; ``None`` if it is complete."""
+    """Return the number of rounds of a run that was stopped, such as ``2 rounds``; ``None`` for a complete run."""
     if report.get("complete", True):
         return None
     return f"{report.get('num_rounds')} rounds"

@@ -279,8 +279,8 @@ class DecodePipeline:
                 return self.inputs.finishers[name].take(tensor_list)
             return Packed.on_gpu(tensor_list)
         except (OutputValueError, RuntimeError) as exc:
-            # The caller takes a RuntimeError for DALI's refusal of the first batch in `scheduled`. But DALI has made
-            # this batch, and it has left `scheduled`.
+            # After a RuntimeError the caller drops the first batch in `scheduled`, because DALI has refused it. But this
+            # batch is decoded, and it is not in `scheduled` any more.
             raise OutputValueError(f"output '{name}' of the graph: {exc}") from exc
 
     def second_pipeline(self, **changed: Any) -> "DecodePipeline":

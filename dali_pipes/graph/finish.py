@@ -47,7 +47,7 @@ class FinishedOutput:
 
 
 class FinishThreads:
-    """The threads in which images are made. In each, torch's operators use this thread alone."""
+    """The threads that make images. In each of them, torch's operators use one thread."""
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
@@ -56,15 +56,15 @@ class FinishThreads:
     def start(self) -> None:
         """Start the threads here: for a thread of DALI's that starts one, Python keeps an object for ever.
 
-        A copy of torch's of 32,768 elements or more uses OpenMP's threads. These wait for the next copy in a loop: two
-        ranks with a thread each, on two cores, took 2.7 times the CPU time.
+        By default torch shares a copy of 32,768 elements or more among OpenMP's threads, and these spin while they wait
+        for the next copy. Two ranks with one thread each, on two cores, took 2.7 times the CPU time.
         """
         import torch
 
-        all_started = threading.Barrier(self.num_threads)  # each task keeps its thread, so the next one starts another
+        all_started = threading.Barrier(self.num_threads)  # a task keeps its thread, so that the next task starts one
 
         def use_one_thread() -> None:
-            torch.get_num_threads()  # a thread's first call takes the process's number, then this one stays
+            torch.get_num_threads()  # a thread's first call sets the process's number, and would undo the next line
             torch.set_num_threads(1)
             all_started.wait()
 
@@ -98,7 +98,7 @@ class Packed(NamedTuple):
         filled, lengths = _with_rows(samples), [len(sample) for sample in samples]
         # DALI's uint64 has another name than the one that torch takes.
         shape, dtype = (sum(lengths), *filled[0].shape[1:]), filled[0].dtype.str
-        # A buffer has at least 2 MiB. A loop that keeps every batch would waste most of that on small ones.
+        # A buffer has at least 2 MiB. If a loop keeps its batches, small ones would waste most of that.
         is_small = sum(one.nbytes for one in filled) < HUGE_PAGE // 2
         joined = np.empty(shape, dtype) if is_small else buffers.array(shape, dtype)
         # torch.cat would share the copy among threads. These spin while DALI's threads have the cores: 870 CPU-us a
@@ -126,17 +126,17 @@ class Packed(NamedTuple):
 
 
 class OutputValueError(ValueError):
-    """An output cannot be made of a graph's values. This is an error of the graph, not of a sample."""
+    """The graph's values cannot become an output. The graph is wrong; the samples are not."""
 
 
 def _with_rows(samples: Sequence[Any]) -> list[Any]:
     """Return the samples that have rows. If none has, return the first one.
 
     Raises:
-        OutputValueError: If the samples have no axis, or differ in another axis than the first.
+        OutputValueError: If the samples have no axis, or if their shapes differ in an axis other than the first.
     """
     if not samples[0].shape:
-        raise OutputValueError("samples of a packed output have a first axis, their length, got single numbers")
+        raise OutputValueError("each sample of a packed output needs a first axis, its length; got single numbers")
     filled = [one for one in samples if len(one)] or [samples[0]]
     first = filled[0].shape
     if odd := [one.shape for one in filled if one.shape[1:] != first[1:]]:
@@ -164,7 +164,7 @@ class Finisher:
         return fn.python_function(*nodes, function=self._finish_batch, batch_processing=True)
 
     def take(self, numbers: Any) -> Any:
-        """Return the output of the batch with this number. Drop the outputs of earlier batches: they are not needed.
+        """Return the output of the batch with this number, and drop the outputs of earlier batches.
 
         Raises:
             OutputValueError: If the output could not be made.
@@ -215,7 +215,7 @@ def _images(
     pixels: Sequence[Any],
     *values: Sequence[Any],
 ) -> "Tensor":
-    """Make a batch of images. ``values`` has the values of each node in ``names``, one for each sample."""
+    """Make a batch of images. For each of ``names``, ``values`` has that node's value for each sample."""
     import torch
 
     given, count = dict(zip(names, values, strict=True)), len(pixels)
@@ -236,7 +236,7 @@ def _images(
             _write_image(output, images[at], pixels[at], sizes[at], region, mirrors[at])
 
     work = [threads.pool.submit(finish_some) for _ in range(min(threads.num_threads, count))]
-    wait(work)  # also for those after an error: DALI frees the pixels when this function returns
+    wait(work)  # after an error, too: DALI frees the pixels when this function returns
     for one in work:
         one.result()
     return torch.from_numpy(made)

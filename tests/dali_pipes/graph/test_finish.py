@@ -206,7 +206,7 @@ def test_no_thread_reads_pixels_when_the_operator_has_failed(
 
 
 def test_images_are_made_without_threads_of_openmp(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wait in a loop: two ranks of one thread on two cores took 2.7 times the CPU time. Torch's number stays."""
+    """OpenMP's threads spin while they wait. The number that the training has set for torch does not change."""
     from dali_pipes.graph import finish
 
     write_image, found, before = finish._write_image, set[int](), torch.get_num_threads()

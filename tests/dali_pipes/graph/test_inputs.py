@@ -92,7 +92,7 @@ def test_packed_samples_that_differ_in_another_axis_are_refused(small_shards: Pa
 def test_failure_to_make_an_output_is_not_taken_for_a_refused_batch(
     small_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an error such as a GPU without memory, the next call gives the same batch with its own pixels."""
+    """A GPU may be out of memory, for example. The next call gives the same batch, with its own pixels."""
     finish = Lazy("dali_pipes.graph.finish")
     take, failures = finish.Finisher.take, [RuntimeError("no memory")]
 
@@ -113,7 +113,7 @@ def test_failure_to_make_an_output_is_not_taken_for_a_refused_batch(
 
 
 def test_samples_that_are_joined_on_a_gpu_are_checked_as_on_the_cpu() -> None:
-    """Samples without rows may have any shape; samples without an axis are an error."""
+    """Samples without rows may have any shape. Samples without an axis are refused."""
     packed = Lazy("dali_pipes.graph.finish").Packed.on_gpu
     with pytest.raises(ValueError, match=r"first axis only, got \[2, 3\] and \[2, 4\]"):
         packed([torch.zeros(2, 3), torch.zeros(2, 4)])
