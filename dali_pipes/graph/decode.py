@@ -279,7 +279,7 @@ class DecodePipeline:
                 return self.inputs.finishers[name].take(tensor_list)
             return Packed.on_gpu(tensor_list)
         except (OutputValueError, RuntimeError) as exc:
-            # After a RuntimeError the caller drops the first batch in `scheduled`, because DALI has refused it. But this
+            # After a RuntimeError the caller drops the first batch in `scheduled`: DALI has refused that one. But this
             # batch is decoded, and it is not in `scheduled` any more.
             raise OutputValueError(f"output '{name}' of the graph: {exc}") from exc
 
