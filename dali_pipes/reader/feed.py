@@ -81,9 +81,9 @@ READ_AHEAD_BATCHES = 8
 READ_AHEAD_SAMPLES = 512
 # While the first window is staged, a progress bar appears after this time.
 SHOW_AFTER_S = 0.5
-# Shards ahead are fetched after this time, although the first batch is not taken. Before, they would only take the
-# processor from its decoder.
-ALONE_S = 1.0
+# Shards ahead are fetched after this time, although the first batch is not taken. A near store has answered by then,
+# so they do not take the processor from its decoder; a far one has not, and the processor is idle.
+ALONE_S = 0.3
 # A later segment is read by range if, so long after its turn has come, two thirds of its missing bytes are still
 # missing: the shards will take a second more. Else its requests would only cost the shards their processor time.
 GRACE_S = 0.5
