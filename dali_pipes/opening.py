@@ -40,7 +40,7 @@ from dali_pipes.order.shaped import BucketGrouping, ShapedPlan
 from dali_pipes.order.state import LoaderState, PlanInputs
 from dali_pipes.processes.ranks import Rank, num_local_ranks
 from dali_pipes.reader.aio_reader import open_reader
-from dali_pipes.reader.batch import SampleRules
+from dali_pipes.reader.batch import Batch, SampleRules
 from dali_pipes.reader.buffers import Buffers, pinned_buffers
 from dali_pipes.reader.feed import Feed
 from dali_pipes.reader.ranged import RangedReader
@@ -200,14 +200,19 @@ def open_parts(
     data_set = DataSet(_find_shards(arguments, counts, resources), alignment=extent_alignment(directory))
     resources.callback(data_set.close)
     stored = _stored_samples(arguments, data_set)
-    open_pipeline = functools.partial(
-        DecodePipeline,
-        arguments.graph,
-        samples=stored,
-        batch_size=batching.batch_size,
-        seed=arguments.seed,
-        **decode_options,
-    )
+
+    def open_pipeline(example: Batch | None = None) -> DecodePipeline:
+        pipeline = DecodePipeline(
+            arguments.graph,
+            samples=stored,
+            batch_size=batching.batch_size,
+            seed=arguments.seed,
+            example=example,
+            **decode_options,
+        )
+        resources.callback(pipeline.close)
+        return pipeline
+
     # With "skip" the graph decides which samples are left out.
     pipeline = open_pipeline() if arguments.select.missing == "skip" else None
     inputs = _plan_inputs(arguments, data_set, stored, pipeline, batching)

@@ -12,6 +12,7 @@ The peers' packages are in `.venv-figures`; LitData and Streaming want older ver
 """
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -64,7 +65,7 @@ SCENARIOS: Mapping[str, str] = {
     "--baseline webloader:nvimgcodec --cache cold",
     "bucket-encoded": f"run --shards {{s3}} --recipe encoded --loaders obstore,{_IN_BUCKET.format('')} "
     f"--baseline obstore --cache cold {_REPEATS}",
-    "aistore": "run --shards ais://pets/ --endpoint {ais} --recipe classification --loaders "
+    "aistore": "run --shards {ais} --endpoint {endpoint} --recipe classification --loaders "
     f"aistore:nvimgcodec,{_COLD} --baseline spdl:nvimgcodec {_REPEATS}",
     "cold": f"run {_PETS} classification --loaders {_COLD} {_EPOCHS} --cache cold",
     # As many shards as 1 to 6 accelerators can share evenly.
@@ -113,8 +114,12 @@ def main() -> int:
 
 @contextmanager
 def _data(pets: Path) -> Iterator[dict[str, str]]:
-    """Yield where the shards lie: in a directory, in a bucket of S3, and of AIStore if AIS_ENDPOINT names one."""
-    sets = WORK / "sets"
+    """Yield where the shards lie: in a directory, in a bucket of S3, and of AIStore if AIS_ENDPOINT names one.
+
+    The bucket in AIStore is one of its own, which stays there.
+    """
+    digest = hashlib.sha256(repr((str(pets.resolve()), _SETS)).encode()).hexdigest()[:8]
+    sets, in_aistore = WORK / f"sets-{digest}", f"ais://dali-pipes-figures-{digest}/"
     if not sets.is_dir():
         for folder in ("packed", "making"):
             shutil.rmtree(WORK / folder, ignore_errors=True)
@@ -133,8 +138,10 @@ def _data(pets: Path) -> Iterator[dict[str, str]]:
     with s3_cloud(WORK / "s3") as cloud:
         os.environ.update(cloud.environment)
         cloud.make_bucket("pets")
-        places = {"pets": str(sets / "local"), "s3": "s3://pets/"} | ({"ais": endpoint} if endpoint else {})
-        for url, server in [("s3://pets/", None)] + ([("ais://pets/", endpoint)] if endpoint else []):
+        places = {"pets": str(sets / "local"), "s3": "s3://pets/"} | (
+            {"ais": in_aistore, "endpoint": endpoint} if endpoint else {}
+        )
+        for url, server in [("s3://pets/", None)] + ([(in_aistore, endpoint)] if endpoint else []):
             store = open_store(url, endpoint=server)[0]
             store.create()
             for path in (sets / "bucket").glob("*.tar"):

@@ -9,13 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 MOST = {
-    "dali_pipes": (3_550, 16),
+    "dali_pipes": (3_560, 16),
     "dali_pipes/cache": (2_060, 7),
     "dali_pipes/commands": (1_700, 6),
     "dali_pipes/data_set": (2_230, 7),
     "dali_pipes/fetch": (1_140, 4),
     "dali_pipes/formats": (3_300, 12),
-    "dali_pipes/graph": (3_150, 10),
+    "dali_pipes/graph": (3_180, 10),
     "dali_pipes/graph/recipes": (640, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
@@ -44,14 +44,14 @@ MOST = {
     "bench/compare": (1_510, 6),
     "bench/engine": (790, 4),
     "bench/gpu": (1_010, 5),
-    "bench/loaders": (1_580, 8),
+    "bench/loaders": (1_590, 8),
     "bench/loaders/peers": (1_130, 8),
     "bench/reports": (1_390, 6),
     "bench/scenarios": (1_510, 8),
     "bench/tools": (970, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_840, 249
+SUM_LINES, SUM_MODULES = 57_890, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_sums() -> None:
     assert sum(modules for _, modules in MOST.values()) <= SUM_MODULES
 
 
-TESTS_LINES, FILE_LINES = 43_500, 500
+TESTS_LINES, FILE_LINES = 43_570, 500
 """The most lines of all tests, and of one test file. A test must find a fault that no other test finds."""
 
 

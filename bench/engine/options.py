@@ -113,8 +113,9 @@ json_option = join_options(
     click.option(
         "--publish",
         is_flag=True,
-        help="Write it only if it may be published: the code is a commit's, and no row's 95 % interval is wider than "
-        "10 % of its median. For that, turns are added, up to five times --repeats.",
+        help="Write it only if it may be published: the code is a commit's, and, where there is a baseline, no row's "
+        "95 % interval of samples/s or CPU time is wider than 10 % of its median. For that, turns are added, up to "
+        "five times --repeats.",
     ),
 )
 

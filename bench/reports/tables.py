@@ -311,6 +311,8 @@ def _side_by_side(reports: Sequence[Report], figures: Sequence[str] | None) -> s
     """Return a table of one record; or of several, whose columns say the recipe, with the loaders that all have."""
     if len(reports) == 1:
         return format_table(reports[0], markdown=True, figures=figures)
+    if any(setting_names(report["records"]) for report in reports):
+        raise ValueError("several records can only be joined if none varies a setting; give a mark for each")
     tables = [_table_rows(report, figures=figures)[0] for report in reports]
     rows = [["loader"]] + [row[:1] for row in tables[0][1:]]
     for report, (titles, *found) in zip(reports, tables, strict=True):

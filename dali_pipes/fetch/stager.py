@@ -56,8 +56,11 @@ _THREAD_NAME = "dali-pipes-fetch"
 
 
 def in_own_thread() -> bool:
-    """Whether this is a thread of ours: the garbage collector may finalize its owner there, which waits for its end."""
-    return threading.current_thread().name.startswith("dali-pipes-")
+    """Whether this is a thread of ours or DALI's: if the garbage collector finalizes its owner there, it must not wait.
+
+    Python gives such names to threads that it did not start.
+    """
+    return threading.current_thread().name.startswith(("dali-pipes-", "Dummy-"))
 
 
 @dataclass(eq=False)

@@ -4,7 +4,6 @@ Written for DALI 2.4. `tests/dali_pipes/graph/test_dali_internals.py` checks all
 """
 
 import os
-import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -220,20 +219,21 @@ def schedule_batch(pipeline: Pipeline) -> None:
     pipeline.schedule_run()
 
 
-# Pipelines in forked processes. Destroying a pipeline joins its threads. A forked child has none of them and would wait
-# forever, for instance when its garbage collector finds a loader that the parent has dropped. So a child keeps every
-# pipeline that was alive at the fork.
+# The end of a pipeline: ``_shutdown`` joins its threads. The garbage collector must not do that: it may run in one of
+# these threads, in our operators, or in a forked child, which has none of them and would wait forever.
 
-_alive: "weakref.WeakSet[object]" = weakref.WeakSet()
-_inherited: list[object] = []
+_alive: set[Pipeline] = set()
 
 
-def keep_in_children(pipeline: object) -> None:
-    """Keep a pipeline from being destroyed in a forked process; called for every pipeline that is made."""
+def keep(pipeline: Pipeline) -> None:
+    """Keep a pipeline until `end`; called for every pipeline that is made."""
     _alive.add(pipeline)
 
 
-os.register_at_fork(after_in_child=lambda: _inherited.extend(_alive))
+def end(pipeline: Pipeline) -> None:
+    """Wait until a pipeline's operators have returned, and end its threads. Can be called twice."""
+    pipeline._shutdown()
+    _alive.discard(pipeline)
 
 
 # DALIGenericIterator, for subclasses that count batches themselves: ``_pipes``, ``_size``, ``_last_batch_policy`` and

@@ -21,8 +21,9 @@ from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.graph.dali_internals import (
     QuickPipeline,
     decoders_behind,
+    end,
     inputs_in_use,
-    keep_in_children,
+    keep,
     on_gpu,
     pool_host_memory,
     random_operators,
@@ -122,6 +123,7 @@ class DecodePipeline:
         self._hw_decoder_load, self._only_decoders = hw_decoder_load, only_decoders
         self._max_batch_pixels = max_batch_pixels
         self._finish_threads = FinishThreads(num_threads)
+        self.pipeline: Any = None
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -166,8 +168,10 @@ class DecodePipeline:
         fed = {f"component/{name}": node for name, node in inputs.components.items()} | inputs.array_nodes
         refuse_sources(pipeline, fed.values())
         inputs.decoded = decoded_photos(pipeline, inputs, turned=samples.turned)
-        keep_in_children(pipeline)
-        self.pipeline: Any = pipeline
+        keep(pipeline)
+        ended, self.pipeline = self.pipeline, pipeline
+        if ended is not None:
+            end(ended)
         self.inputs: GraphInputs = inputs
         self.output_names = list(outputs)
         self.num_decoders = len(decoders)
@@ -341,11 +345,16 @@ class DecodePipeline:
             finisher.clear()
 
     def close(self) -> None:
-        """Destroy the pipeline, its threads and buffers. Can be called twice."""
+        """End the pipeline, then the threads that its operators use; drop the buffers. Can be called twice."""
         self.feed = lambda: None
-        self.pipeline = None
+        if self.pipeline is not None:
+            end(self.pipeline)
+            self.pipeline = None
         self._finish_threads.close()
-        self._clear()
+        self.scheduled.clear()
+        for finisher in self.inputs.finishers.values():
+            finisher.close()
+        self.inputs.finishers = {}
         self._delivered.clear()
 
     # Note [pinned bytes]: a GPU copies encoded bytes from page-locked buffers by itself, perhaps after DALI has dropped

@@ -8,7 +8,7 @@ DALI calls this as an operator, ahead of the loop that takes the batch; it does 
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,19 +46,32 @@ class FinishedOutput:
     is_chw: bool
 
 
+# While threads start, the process's number of torch threads is 1: only one loader at a time may read and restore it.
+_starting = threading.Lock()
+
+
 class FinishThreads:
     """The threads that make images. In each of them, torch's operators use one thread."""
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
         self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="dali-pipes-finish")
+        self._is_started = False
 
     def start(self) -> None:
-        """Start the threads here: for a thread of DALI's that starts one, Python keeps an object for ever.
+        """Start the threads, if they are not started.
 
         By default torch shares a copy of 32,768 elements or more among OpenMP's threads, and these spin while they wait
         for the next copy. Two ranks with one thread each, on two cores, took 2.7 times the CPU time.
+
+        A thread of another program part that uses torch for the first time in these milliseconds gets one thread, too.
         """
+        with _starting:
+            if not self._is_started:
+                self._start()
+                self._is_started = True
+
+    def _start(self) -> None:
         import torch
 
         all_started = threading.Barrier(self.num_threads)  # a task keeps its thread, so that the next task starts one
@@ -96,7 +109,7 @@ class Packed(NamedTuple):
         import torch
 
         filled, lengths = _with_rows(samples), [len(sample) for sample in samples]
-        # DALI's uint64 has another name than the one that torch takes.
+        # numpy has two types of 64 bits; torch takes the one that the name of ``dtype.str`` gives.
         shape, dtype = (sum(lengths), *filled[0].shape[1:]), filled[0].dtype.str
         # A buffer has at least 2 MiB. If a loop keeps its batches, small ones would waste most of that.
         is_small = sum(one.nbytes for one in filled) < HUGE_PAGE // 2
@@ -182,6 +195,11 @@ class Finisher:
         """Drop what was made: no batch is in flight."""
         self._made.clear()
 
+    def close(self) -> None:
+        """Drop the buffers, too. DALI's operator keeps this object until the garbage collector finds both."""
+        self._made.clear()
+        del self._make
+
     def _finish_batch(self, *values: Sequence[Any]) -> list[npt.NDArray[np.int64]]:
         number = next(self._numbers)
         try:
@@ -235,8 +253,12 @@ def _images(
             region = None if regions is None else np.asarray(regions[at])
             _write_image(output, images[at], pixels[at], sizes[at], region, mirrors[at])
 
-    work = [threads.pool.submit(finish_some) for _ in range(min(threads.num_threads, count))]
-    wait(work)  # after an error, too: DALI frees the pixels when this function returns
+    work: list[Future[None]] = []
+    try:
+        for _ in range(min(threads.num_threads, count)):
+            work.append(threads.pool.submit(finish_some))  # noqa: PERF401 - an error must not lose the earlier ones
+    finally:
+        wait(work)  # after an error, too: DALI frees the pixels when this function returns
     for one in work:
         one.result()
     return torch.from_numpy(made)

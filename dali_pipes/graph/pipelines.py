@@ -438,7 +438,11 @@ def normalise(
     import torch
 
     _check_normalisation(mean, std)
-    means, stds = (torch.tensor(values, device=images.device)[:, None, None] * 255 for values in (mean, std))
+    # Filled on the device: a copy from the host would wait for all earlier work of a GPU's stream.
+    means, stds = (
+        torch.stack([torch.full((1, 1), value, dtype=torch.float32, device=images.device) for value in values]) * 255
+        for values in (mean, std)
+    )
     return ((images if layout == "CHW" else images.permute(0, 3, 1, 2)) - means) * (1 / stds)
 
 

@@ -143,6 +143,14 @@ def test_two_records_stand_side_by_side(document: Path) -> None:
     assert any("a fixed loop on all cores, between the turns: 21 ms (20-24)." in note for note in notes)
 
 
+def test_records_that_vary_a_setting_cannot_stand_side_by_side(document: Path) -> None:
+    sweep = report(record("dali", 900, 1.0), record("dali", 800, 1.1, setting={"batch_size": 16}))
+    (document.parent / "results" / "sweep.json").write_text(json.dumps(sweep))
+    document.write_text(f"<!-- bench report results/run.json,results/sweep.json -->\n{STOP}\n")
+    with pytest.raises(DataError, match="give a mark for each"):
+        update_document(document)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

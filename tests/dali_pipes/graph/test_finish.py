@@ -19,6 +19,7 @@ import dali_pipes as dp
 from dali_pipes.reader.buffers import Buffers
 from tests.lazy import Lazy
 from tests.loaders import batches_of, open_loader
+from tests.programs import start_python
 
 if TYPE_CHECKING:
     from tests.shards import Sample
@@ -205,6 +206,90 @@ def test_no_thread_reads_pixels_when_the_operator_has_failed(
     assert left[0] == 0
 
 
+def test_no_thread_reads_pixels_when_another_got_no_work() -> None:
+    """As when the threads end while a batch is given to them."""
+    from dali_pipes.graph import finish
+
+    threads, reading, let_go, calls = finish.FinishThreads(2), threading.Event(), threading.Event(), itertools.count()
+    submit, at_work = threads.pool.submit, list[int]()
+
+    def read(*_: Any) -> None:
+        at_work.append(1)
+        reading.set()
+        let_go.wait(60)
+        at_work.pop()
+
+    def submitted(work: Any) -> Any:
+        if next(calls) == 1:
+            reading.wait(60)
+            threading.Timer(0.2, let_go.set).start()
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        return submit(work)
+
+    ones = np.ones(1, np.float32)
+    output = finish.FinishedOutput(
+        pixels=None, size=(8, 8), crop=None, region=None, mirror=0, factors=(ones, ones), dtype=np.uint8, is_chw=True
+    )
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(threads):
+        patch.setattr(finish, "_write_image", read)
+        patch.setattr(threads.pool, "submit", submitted)
+        with pytest.raises(RuntimeError, match="cannot schedule"):
+            finish._images(output, (), threads, Buffers(), [np.zeros((8, 8, 3), np.uint8)] * 2)
+        assert not at_work
+
+
+def test_the_garbage_collector_may_find_a_loader_in_its_own_operator(small_shards: Path) -> None:
+    """A loop that ended early left it, in a cycle of references. It is closed, and nothing waits for itself."""
+    script = """
+import gc, itertools, sys, threading, time
+import dali_pipes as dp
+from dali_pipes.graph import finish
+
+images, calls, dropped, collected = finish._images, itertools.count(), threading.Event(), threading.Event()
+
+def collecting(*given):
+    if next(calls):  # the first batch is delivered; the second one is being made when the loader is dropped
+        dropped.wait(60)
+        gc.collect()
+        collected.set()
+    return images(*given)
+
+finish._images = collecting
+gc.disable()
+loader = dp.loader(sys.argv[1], dp.classification_train(crop=8), batch_size=5, device="cpu")
+next(loader)
+cycle = [loader]
+cycle.append(cycle)
+del loader, cycle
+dropped.set()
+assert collected.wait(60)
+while any(thread.name.startswith("dali-pipes") for thread in threading.enumerate()):
+    time.sleep(0.01)
+print("closed")
+"""
+    process = start_python(script, small_shards)
+    try:
+        printed, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert (process.returncode, printed, errors) == (0, "closed\n", "")
+
+
+def test_a_closed_loader_keeps_no_images(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Buffers]] = []
+
+    class Watched(Buffers):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr("dali_pipes.graph.finish.Buffers", Watched)
+    with open_loader(small_shards, graph=dp.classification_train(crop=8), batch_size=5) as loader:
+        next(loader)
+        assert made[0]() is not None
+    assert [buffers() for buffers in made] == [None]
+
+
 def test_images_are_made_without_threads_of_openmp(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenMP's threads spin while they wait. The number that the training has set for torch does not change."""
     from dali_pipes.graph import finish
@@ -223,6 +308,29 @@ def test_images_are_made_without_threads_of_openmp(small_shards: Path, monkeypat
         assert (found, torch.get_num_threads()) == ({1}, 3)
         with ThreadPoolExecutor(1) as new:
             assert new.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_loaders_that_open_together_keep_the_number_of_torch_threads() -> None:
+    from dali_pipes.graph.finish import FinishThreads
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for _ in range(20):
+            both, together = [FinishThreads(2), FinishThreads(2)], threading.Barrier(2)
+
+            def start(one: Any, together: Any = together) -> None:
+                together.wait()
+                one.start()
+
+            with ThreadPoolExecutor(2) as opening:
+                list(opening.map(start, both))
+            for threads in both:
+                threads.close()
+            with ThreadPoolExecutor(1) as new:
+                assert new.submit(torch.get_num_threads).result() == 3
     finally:
         torch.set_num_threads(before)
 
