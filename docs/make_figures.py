@@ -58,7 +58,7 @@ SCENARIOS: Mapping[str, str] = {
     "classification": f"run {_PETS} classification --loaders {_SERVED} {_EPOCHS}",
     "segmentation": f"run {_PETS} segmentation --loaders {_SERVED} {_EPOCHS}",
     "evaluation": f"run {_PETS} evaluation --loaders {_FEW}",
-    "uint8": f"run {_PETS} classification --loaders {_FEW} --dtype uint8",
+    "uint8": f"run {_PETS} classification --loaders {_FEW} {_EPOCHS} --dtype uint8",
     "others": f"run {_PETS} classification --loaders {_OTHERS} {_EPOCHS}",
     # From a bucket: decoded, then encoded. A round with decoding takes up to two minutes, so it has the default, 7.
     "bucket": f"run --shards {{s3}} --recipe classification --loaders {_IN_BUCKET.format(':nvimgcodec')} "
@@ -70,7 +70,7 @@ SCENARIOS: Mapping[str, str] = {
     "cold": f"run {_PETS} classification --loaders {_COLD} {_EPOCHS} --cache cold",
     # As many shards as 1 to 6 accelerators can share evenly.
     "au": "run --shards {pets} --au resnet50_h100 --au-most 6 --loaders dali,dali-webdataset,dali-external,"
-    "webloader:nvimgcodec,spdl:nvimgcodec --samples 11520 --num-shards 60",
+    "webloader:nvimgcodec,spdl:nvimgcodec --samples 23040 --num-shards 120",
     # Parts, without decoding.
     "feed": "feed --masks without --batch-sizes 64,256 --passes 24 "
     f"--loaders dali-pipes,dali-webdataset,dali-webdataset-read,preadv {_REPEATS}",

@@ -15,7 +15,7 @@ MOST = {
     "dali_pipes/data_set": (2_230, 7),
     "dali_pipes/fetch": (1_140, 4),
     "dali_pipes/formats": (3_300, 12),
-    "dali_pipes/graph": (3_180, 10),
+    "dali_pipes/graph": (3_190, 10),
     "dali_pipes/graph/recipes": (640, 4),
     "dali_pipes/integrations": (850, 4),
     "dali_pipes/metrics": (760, 3),
@@ -42,16 +42,16 @@ MOST = {
     "bench": (340, 3),
     "bench/commands": (500, 3),
     "bench/compare": (1_510, 6),
-    "bench/engine": (790, 4),
+    "bench/engine": (800, 4),
     "bench/gpu": (1_010, 5),
-    "bench/loaders": (1_590, 8),
+    "bench/loaders": (1_610, 8),
     "bench/loaders/peers": (1_130, 8),
     "bench/reports": (1_390, 6),
     "bench/scenarios": (1_510, 8),
     "bench/tools": (970, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_890, 249
+SUM_LINES, SUM_MODULES = 57_930, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:

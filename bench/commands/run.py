@@ -11,7 +11,7 @@ from bench.compare.run import LoaderScenario, check_specs
 from bench.compare.settings import TurnSetting
 from bench.compare.settings import sweep as settings_of
 from bench.engine.options import at_least, field_options, json_option, opened_shards, run_and_tell, words
-from bench.loaders.protocol import CROPS, PARTS, Dtype, LoaderOptions, Recipe
+from bench.loaders.protocol import CROPS, DECODES, PARTS, Dtype, LoaderOptions, Recipe
 from bench.loaders.recipe import choose_recipe
 from bench.loaders.registry import LOADERS, LoaderSpec, select_loaders
 from bench.tools.folders import check_writable
@@ -36,8 +36,9 @@ timing_options = join_options(
     click.option(
         "--loaders",
         default="dali,webloader,memory",
-        help=f"Comma separated names: {', '.join(LOADERS)}; webloader:turbo has its own decoder. all, peers, "
-        "dali-decode and python-decode stand for all installed loaders of that kind.",
+        help=f"Comma separated names: {', '.join(LOADERS)}. NAME:DECODE chooses the decoder of a peer without DALI: "
+        f"{', '.join(DECODES)}; the first is the default, the last the fastest. all, peers, dali-decode and "
+        "python-decode stand for all installed loaders of that kind.",
     ),
     click.option("--baseline", help="Show ratios to this loader.  [default: webloader, else the first]"),
     click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "gpu"])),

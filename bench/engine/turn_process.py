@@ -30,6 +30,7 @@ PRELOAD = (
     "webdataset",
     "aistore",
     "nvidia.dali.fn",
+    "nvidia.nvimgcodec",
     "dali_pipes.iterator",
     "dali_pipes.graph.pipelines",
     "bench.loaders.transforms",

@@ -18,7 +18,7 @@ import torch
 from bench.loaders.encoded import shard_urls
 from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.recipe import crops_of
-from bench.loaders.s3 import s3_place
+from bench.loaders.s3 import s3_client, s3_place
 from dali_pipes.arrays import Int32s
 from dali_pipes.graph.inputs import Components, once_a_batch
 from dali_pipes.graph.random import Random
@@ -226,10 +226,7 @@ def open_obstore(shards: ShardSet, *, options: LoaderOptions, place: str) -> Ite
 
     A batch has the number of samples of a shard, and nothing of it.
     """
-    from obstore.store import S3Store
-
-    bucket = s3_place(shards)
-    store = S3Store(bucket.bucket, endpoint=bucket.endpoint, client_options={"allow_http": True})
+    store = s3_client(s3_place(shards).bucket)
     counts = json.loads((Path(place) / COUNTS).read_text())
 
     def get(name: str) -> int:

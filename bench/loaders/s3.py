@@ -1,16 +1,20 @@
 """Buckets of peers that read by S3's protocol: where they answer, and what a peer made of shards and keeps there."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from dali_pipes.errors import StoreError
 from dali_pipes.store.shard_set import ShardSet
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
 
 REGION = "us-east-1"
 """The region of servers that have none."""
@@ -38,9 +42,21 @@ def s3_place(shards: ShardSet) -> S3Place:
     bucket = shards.store.url.partition("://")[2].partition("/")[0]
     if shards.store.endpoint is not None:
         return S3Place(f"{by_address(shards.store.endpoint)}/s3", bucket)
+    return S3Place(_cloud_endpoint(), bucket)
+
+
+def _cloud_endpoint() -> str | None:
     # Every S3 client reads these by itself; the bench has no options of its own for them.
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return S3Place(by_address(endpoint) if endpoint else None, bucket)
+    return by_address(endpoint) if endpoint else None
+
+
+@functools.cache
+def s3_client(bucket: str) -> "S3Store":
+    """Open obstore's client of a bucket of S3, once in a process."""
+    from obstore.store import S3Store
+
+    return S3Store(bucket, endpoint=_cloud_endpoint(), client_options={"allow_http": True})
 
 
 def by_address(endpoint: str) -> str:

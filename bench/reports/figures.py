@@ -103,7 +103,7 @@ FIGURES: Mapping[str, BenchFigure] = {
         "accelerators", "accelerators", 0, "Most emulated accelerators whose utilisation reaches the target.", "high"
     ),
     "share": _time(
-        "with a fraction", "accelerators", 2, "With a fraction, from the first number that is too many.", "high"
+        "with a fraction", "accelerators", 2, "N x AU / target of the first number N that is too many.", "high"
     ),
     "share_per_core": _time(
         "a core", "accelerators a core", 2, "That, divided by the cores of this host that the run may use.", "high"

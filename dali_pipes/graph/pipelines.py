@@ -434,10 +434,15 @@ def normalise(
 
     Returns:
         float32 [B, 3, H, W] on the device of ``images``; of HWC images in the memory format ``torch.channels_last``.
+
+    Raises:
+        ValueError: If ``images`` are not of the ``layout``, or ``mean`` or ``std`` are wrong.
     """
     import torch
 
     _check_normalisation(mean, std)
+    if images.ndim != 4 or images.shape[1 if layout == "CHW" else 3] != 3:
+        raise ValueError(f"images must be [B, 3, H, W], or [B, H, W, 3] with layout='HWC', got {[*images.shape]}")
     # Filled on the device: a copy from the host would wait for all earlier work of a GPU's stream.
     means, stds = (
         torch.stack([torch.full((1, 1), value, dtype=torch.float32, device=images.device) for value in values]) * 255

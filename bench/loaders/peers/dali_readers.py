@@ -82,9 +82,8 @@ def open_loader(files: ReaderFiles, *, options: LoaderOptions) -> contextlib.Abs
     with pipeline:
         photo, mask, label, key = reader_nodes(files, options, shuffle_after_epoch=True)
         decoded = decoded_outputs(photo, mask, options, device=device)
-        # The rows of a tensor must have one length.
-        pipeline.set_outputs(*decoded, fn.pad(label), fn.pad(key))
-    return opened_pipeline(pipeline, options=options, labels=_labels, keys=keys_of(files), reader_name=READER)
+        outputs = [*decoded, fn.pad(label), fn.pad(key)]  # the rows of a tensor must have one length
+    return opened_pipeline(pipeline, outputs, options=options, labels=_labels, keys=keys_of(files), reader_name=READER)
 
 
 def reader_nodes(files: ReaderFiles, options: LoaderOptions, **arguments: Any) -> tuple[Any, Any, Any, Any]:

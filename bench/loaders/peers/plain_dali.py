@@ -20,7 +20,7 @@ import itertools
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -32,7 +32,6 @@ from bench.loaders.protocol import BenchBatch, BenchLoader, LoaderOptions
 from bench.loaders.recipe import NUM_CROPS, WHOLE, crop_table
 from bench.tools.processes import end_with_main
 from dali_pipes.fetch.fetcher import NUM_FETCHERS
-from dali_pipes.reader.buffers import Buffers
 from dali_pipes.store.shard_set import ShardSet
 
 if TYPE_CHECKING:
@@ -175,6 +174,7 @@ def values_of(options: LoaderOptions) -> dict[str, Any]:
 
 def opened_pipeline(
     pipeline: Any,
+    outputs: Sequence[Any],
     *,
     options: LoaderOptions,
     labels: "Callable[[Tensor], Tensor]",
@@ -183,7 +183,7 @@ def opened_pipeline(
     **arguments: Any,
 ) -> contextlib.AbstractContextManager[BenchLoader]:
     """Open a loader over one pipeline with the outputs image, mask if there is one, label and key; it is destroyed with
-    it.
+    it. Encoded photos are joined in the pipeline, ahead, as in ours.
 
     ``labels`` converts the pipeline's labels to int64 [B], ``keys`` its keys to texts. ``arguments`` of
     ``DALIGenericIterator`` determine the length of an epoch.
@@ -191,20 +191,26 @@ def opened_pipeline(
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
     from nvidia.dali.plugin.pytorch import DALIRaggedIterator
 
-    is_encoded = options.recipe == "encoded"
+    from dali_pipes.graph.finish import Packed, finish_packed
+
+    is_encoded, joined = options.recipe == "encoded", None
+    with pipeline:
+        if is_encoded:
+            joined, numbers = finish_packed(outputs[0])
+            outputs = [numbers, *outputs[1:]]
+        pipeline.set_outputs(*outputs)
     names = ["encoded" if is_encoded else "image", *(["mask"] if options.mask is not None else []), "label", "key"]
-    dense, listed = DALIRaggedIterator.DENSE_TAG, DALIRaggedIterator.SPARSE_LIST_TAG
     iterator = DALIRaggedIterator(
         pipeline,
         names,
-        output_types=[listed if name == "encoded" else dense for name in names],
+        output_types=[DALIRaggedIterator.DENSE_TAG] * len(names),
         auto_reset=True,
         dynamic_shape=True,
         last_batch_policy=LastBatchPolicy.PARTIAL,
         prepare_first_batch=False,
         **arguments,
     )
-    is_inside, buffers = False, Buffers()
+    is_inside = False
 
     def epoch() -> Iterator[BenchBatch]:
         nonlocal is_inside
@@ -215,25 +221,15 @@ def opened_pipeline(
         is_inside = True
         for (batch,) in iterator:
             batch["label"], batch["key"] = labels(batch["label"]), keys(batch["key"])
-            yield _joined(batch, buffers) if "encoded" in batch else batch
+            if joined is not None:
+                tensor, lengths = joined.take(batch["encoded"])
+                lengths = lengths[: len(batch["key"])]  # without the padding of the last batch
+                packed = Packed(tensor[: sum(lengths)], lengths)
+                batch |= {"encoded": packed.tensor, "cu_seqlens": packed.offsets()}
+            yield batch
         is_inside = False
 
     return contextlib.closing(BenchLoader(epoch, options=options, decode="dali", num_workers=num_workers))
-
-
-def _joined(batch: dict[str, Any], buffers: Buffers) -> BenchBatch:
-    """Join the photos' files, which the iterator gives as a list, as our loader does."""
-    from dali_pipes.graph.finish import Packed
-
-    files = batch["encoded"]
-    is_on_gpu = files[0].is_cuda
-    joined = Packed.on_gpu(files) if is_on_gpu else Packed.on_cpu([file.numpy() for file in files], buffers=buffers)
-    return {
-        "encoded": joined.tensor,
-        "cu_seqlens": joined.offsets(),
-        "label": batch["label"],
-        "key": batch["key"],
-    }
 
 
 def padded_keys(rows: Any) -> list[str]:
@@ -256,10 +252,10 @@ def open_external(shards: ShardSet, *, options: LoaderOptions) -> contextlib.Abs
     with pipeline:
         photo, *masks, label, key = source_nodes(source, options)
         decoded = decoded_outputs(photo, next(iter(masks), None), options, device=device)
-        # The rows of a tensor must have one length.
-        pipeline.set_outputs(*decoded, label, fn.pad(key))
+        outputs = [*decoded, label, fn.pad(key)]  # the rows of a tensor must have one length
     return opened_pipeline(
         pipeline,
+        outputs,
         options=options,
         labels=lambda labels: labels.reshape(-1),
         keys=padded_keys,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import webdataset
 
-from bench.loaders.encoded import shard_urls
+from bench.loaders.encoded import ShuffledNames, shard_urls
 from bench.loaders.protocol import BenchLoader, LoaderOptions
 from bench.loaders.transforms import BatchDecoder
 from bench.loaders.workers import num_shard_workers, opened_workers, worker_settings
@@ -32,7 +32,8 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
     keeps = options.keeps_shards and shards.store.directory is None and len(file_names) == len(shards.names)
     with RunFolder() as folder:
         dataset = webdataset.WebDataset(
-            shard_urls(shards),
+            # A worker gets every n-th shard of this list, in all epochs. A drawn order gives it shards of all sizes.
+            list(ShuffledNames(shard_urls(shards), seed=options.seed)),
             # detshuffle: each epoch has another order, which is the same in every run.
             shardshuffle=len(shards.names),
             detshuffle=True,

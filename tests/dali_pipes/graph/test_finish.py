@@ -97,6 +97,8 @@ def test_images_are_normalised_on_the_models_side_to_the_bit(small_shards: Path,
         found = dp.normalise(small["image"], layout=layout)
         assert torch.equal(found, whole["image"] if layout == "CHW" else whole["image"].permute(0, 3, 1, 2))
     assert found.is_contiguous(memory_format=torch.channels_last) == (layout == "HWC")
+    with pytest.raises(ValueError, match=r"with layout='HWC', got \["):
+        dp.normalise(pixels[0]["image"], layout="CHW" if layout == "HWC" else "HWC")
 
 
 def test_constant_mirror_flips_all(small_shards: Path) -> None:
