@@ -451,6 +451,7 @@ class Delivery:
             else:
                 if current.is_running:
                     self.parts.decode.drain()
+                    self.pipelines[:] = [self.parts.decode.pipeline]  # it may be another one now
                     self.parts.decode.feed = self._next_inputs
                 current.feed.close()
             epochs.begin(epoch, start=start)

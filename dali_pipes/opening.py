@@ -210,7 +210,7 @@ def open_parts(
             example=example,
             **decode_options,
         )
-        resources.callback(pipeline.close)
+        resources.callback(pipeline.close)  # if the loader opens, `Delivery.close` closes it before what it reads
         return pipeline
 
     # With "skip" the graph decides which samples are left out.

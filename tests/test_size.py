@@ -45,13 +45,13 @@ MOST = {
     "bench/engine": (800, 4),
     "bench/gpu": (1_010, 5),
     "bench/loaders": (1_610, 8),
-    "bench/loaders/peers": (1_130, 8),
+    "bench/loaders/peers": (1_140, 8),
     "bench/reports": (1_390, 6),
     "bench/scenarios": (1_510, 8),
     "bench/tools": (970, 7),
 }
 """Folder -> lines, modules."""
-SUM_LINES, SUM_MODULES = 57_930, 249
+SUM_LINES, SUM_MODULES = 57_940, 249
 
 
 def sizes() -> dict[str, tuple[int, int]]:

@@ -226,7 +226,7 @@ def open_obstore(shards: ShardSet, *, options: LoaderOptions, place: str) -> Ite
 
     A batch has the number of samples of a shard, and nothing of it.
     """
-    store = s3_client(s3_place(shards).bucket)
+    store = s3_client(s3_place(shards))
     counts = json.loads((Path(place) / COUNTS).read_text())
 
     def get(name: str) -> int:

@@ -42,21 +42,22 @@ def s3_place(shards: ShardSet) -> S3Place:
     bucket = shards.store.url.partition("://")[2].partition("/")[0]
     if shards.store.endpoint is not None:
         return S3Place(f"{by_address(shards.store.endpoint)}/s3", bucket)
-    return S3Place(_cloud_endpoint(), bucket)
+    return S3Place(cloud_endpoint(), bucket)
 
 
-def _cloud_endpoint() -> str | None:
+def cloud_endpoint() -> str | None:
+    """Return the endpoint of a server of S3 other than Amazon's own."""
     # Every S3 client reads these by itself; the bench has no options of its own for them.
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return by_address(endpoint) if endpoint else None
 
 
 @functools.cache
-def s3_client(bucket: str) -> "S3Store":
-    """Open obstore's client of a bucket of S3, once in a process."""
+def s3_client(place: S3Place) -> "S3Store":
+    """Open obstore's client of a bucket, once in a process."""
     from obstore.store import S3Store
 
-    return S3Store(bucket, endpoint=_cloud_endpoint(), client_options={"allow_http": True})
+    return S3Store(place.bucket, endpoint=place.endpoint, client_options={"allow_http": True})
 
 
 def by_address(endpoint: str) -> str:

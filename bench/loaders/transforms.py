@@ -130,7 +130,7 @@ class Normaliser:
             return batch
         pixels, device = batch["image"], self._options.delivery_device
         if device != "cpu":
-            # Only the first of these copies from the host: it would wait for all earlier work of the stream.
+            # The constants are copied once. Each copy from the host waits for all earlier work of the stream.
             self._scale, self._shift = self._scale.to(device), self._shift.to(device)
             moved = pixels.to(device, non_blocking=True)
             return {**batch, "image": (moved * self._scale).sub_(self._shift)}

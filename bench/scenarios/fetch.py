@@ -198,7 +198,7 @@ def fetch_ours(task: Objects) -> Cost:
 
 
 def fetch_sdk(task: Objects) -> Cost:
-    """Fetch with the SDK's ``raw()``, its fastest way, in as many threads; store nothing."""
+    """Fetch with the SDK in as many threads, into memory; ``raw()`` takes less time than ``read_all()``."""
     bucket = Client(task.endpoint, max_pool_size=task.connections).bucket(task.bucket)
     sizes = [0] * len(task.names)
     kept: list[bytes] = []

@@ -56,9 +56,10 @@ _THREAD_NAME = "dali-pipes-fetch"
 
 
 def in_own_thread() -> bool:
-    """Whether this is a thread of ours or DALI's: if the garbage collector finalizes its owner there, it must not wait.
+    """Whether this is a thread of ours or of DALI's. The garbage collector may run in it and find the thread's owner.
 
-    Python gives such names to threads that it did not start.
+    The owner waits for the end of its threads when it is closed, so it must not be closed in one of them. Python calls
+    a thread that it did not start "Dummy-1", "Dummy-2" and so on.
     """
     return threading.current_thread().name.startswith(("dali-pipes-", "Dummy-"))
 

@@ -219,19 +219,20 @@ def schedule_batch(pipeline: Pipeline) -> None:
     pipeline.schedule_run()
 
 
-# The end of a pipeline: ``_shutdown`` joins its threads. The garbage collector must not do that: it may run in one of
-# these threads, in our operators, or in a forked child, which has none of them and would wait forever.
+# The end of a pipeline: ``_shutdown``. It waits for the pipeline's threads, and the garbage collector must not call it.
+# The collector may run in such a thread, which cannot wait for itself, because our operators are Python code. It may
+# also run in a forked process, which does not have these threads and would wait forever.
 
 _alive: set[Pipeline] = set()
 
 
-def keep(pipeline: Pipeline) -> None:
-    """Keep a pipeline until `end`; called for every pipeline that is made."""
+def keep_pipeline(pipeline: Pipeline) -> None:
+    """Keep a pipeline from the garbage collector until `end_pipeline`; called for every pipeline that is made."""
     _alive.add(pipeline)
 
 
-def end(pipeline: Pipeline) -> None:
-    """Wait until a pipeline's operators have returned, and end its threads. Can be called twice."""
+def end_pipeline(pipeline: Pipeline) -> None:
+    """Wait until the operators of a pipeline have returned, and end its threads. Can be called twice."""
     pipeline._shutdown()
     _alive.discard(pipeline)
 

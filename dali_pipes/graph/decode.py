@@ -21,9 +21,9 @@ from dali_pipes.formats.photo_header import is_photo
 from dali_pipes.graph.dali_internals import (
     QuickPipeline,
     decoders_behind,
-    end,
+    end_pipeline,
     inputs_in_use,
-    keep,
+    keep_pipeline,
     on_gpu,
     pool_host_memory,
     random_operators,
@@ -168,10 +168,7 @@ class DecodePipeline:
         fed = {f"component/{name}": node for name, node in inputs.components.items()} | inputs.array_nodes
         refuse_sources(pipeline, fed.values())
         inputs.decoded = decoded_photos(pipeline, inputs, turned=samples.turned)
-        keep(pipeline)
-        ended, self.pipeline = self.pipeline, pipeline
-        if ended is not None:
-            end(ended)
+        before, self.pipeline = self.pipeline, pipeline
         self.inputs: GraphInputs = inputs
         self.output_names = list(outputs)
         self.num_decoders = len(decoders)
@@ -180,6 +177,9 @@ class DecodePipeline:
         """DALI's own random operators, by name: their numbers do not belong to the sample."""
         # DALI never takes the inputs on which no output depends: they must not be queued.
         self._waiting: dict[str, deque[Any]] = {name: deque() for name in inputs_in_use(pipeline, fed)}
+        keep_pipeline(pipeline)
+        if before is not None:
+            end_pipeline(before)
 
     def as_current_device(self) -> AbstractContextManager[None]:
         """Make this device torch's current one inside the context, in which batches are taken; not on the CPU."""
@@ -345,10 +345,10 @@ class DecodePipeline:
             finisher.clear()
 
     def close(self) -> None:
-        """End the pipeline, then the threads that its operators use; drop the buffers. Can be called twice."""
+        """End the pipeline, then the threads that make its images. Drop all buffers. Can be called twice."""
         self.feed = lambda: None
         if self.pipeline is not None:
-            end(self.pipeline)
+            end_pipeline(self.pipeline)
             self.pipeline = None
         self._finish_threads.close()
         self.scheduled.clear()

@@ -46,7 +46,8 @@ class FinishedOutput:
     is_chw: bool
 
 
-# While threads start, the process's number of torch threads is 1: only one loader at a time may read and restore it.
+# While these threads start, torch's number of threads is 1 for the whole process. A second loader that starts its own
+# at that time would take 1 for the training's number.
 _starting = threading.Lock()
 
 
@@ -59,12 +60,12 @@ class FinishThreads:
         self._is_started = False
 
     def start(self) -> None:
-        """Start the threads, if they are not started.
+        """Start the threads, unless they have been started.
 
         By default torch shares a copy of 32,768 elements or more among OpenMP's threads, and these spin while they wait
         for the next copy. Two ranks with one thread each, on two cores, took 2.7 times the CPU time.
 
-        A thread of another program part that uses torch for the first time in these milliseconds gets one thread, too.
+        If another thread uses torch for the first time while these start, torch uses one thread there, too.
         """
         with _starting:
             if not self._is_started:
@@ -196,7 +197,7 @@ class Finisher:
         self._made.clear()
 
     def close(self) -> None:
-        """Drop the buffers, too. DALI's operator keeps this object until the garbage collector finds both."""
+        """Drop what was made, and the buffers: DALI's operator keeps this object until the garbage collector runs."""
         self._made.clear()
         del self._make
 
@@ -256,9 +257,9 @@ def _images(
     work: list[Future[None]] = []
     try:
         for _ in range(min(threads.num_threads, count)):
-            work.append(threads.pool.submit(finish_some))  # noqa: PERF401 - an error must not lose the earlier ones
+            work.append(threads.pool.submit(finish_some))  # noqa: PERF401 - after an error, `wait` needs the others
     finally:
-        wait(work)  # after an error, too: DALI frees the pixels when this function returns
+        wait(work)  # DALI frees the pixels when this function returns, also if it raises an error
     for one in work:
         one.result()
     return torch.from_numpy(made)

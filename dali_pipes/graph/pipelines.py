@@ -443,7 +443,7 @@ def normalise(
     _check_normalisation(mean, std)
     if images.ndim != 4 or images.shape[1 if layout == "CHW" else 3] != 3:
         raise ValueError(f"images must be [B, 3, H, W], or [B, H, W, 3] with layout='HWC', got {[*images.shape]}")
-    # Filled on the device: a copy from the host would wait for all earlier work of a GPU's stream.
+    # A GPU fills these tensors itself. A copy from the host would wait for all earlier work of the stream.
     means, stds = (
         torch.stack([torch.full((1, 1), value, dtype=torch.float32, device=images.device) for value in values]) * 255
         for values in (mean, std)

@@ -81,8 +81,8 @@ READ_AHEAD_BATCHES = 8
 READ_AHEAD_SAMPLES = 512
 # While the first window is staged, a progress bar appears after this time.
 SHOW_AFTER_S = 0.5
-# Shards ahead are fetched after this time, although the first batch is not taken. A near store has answered by then,
-# so they do not take the processor from its decoder; a far one has not, and the processor is idle.
+# While the first batch is read by range, nothing else is fetched for so long. A near store answers within this time,
+# and then the cores decode the batch. A far store does not, and the cores are idle: then shards are fetched, too.
 ALONE_S = 0.3
 # A later segment is read by range if, so long after its turn has come, two thirds of its missing bytes are still
 # missing: the shards will take a second more. Else its requests would only cost the shards their processor time.
@@ -143,7 +143,8 @@ class Feed:
         first_steps = list(itertools.islice(steps, 1))
         first_shards = self._shards(first_steps) if first_steps else []
         self.is_by_range = bool(first_steps) and self._is_small(first_steps, first_shards)
-        """Whether the first batch is read by range: nothing else is fetched until the second one is asked for."""
+        """Whether the first batch is read by range. Until the second one is asked for, nothing else is fetched, but for
+        `ALONE_S` at most."""
         if self.is_by_range:
             stager.pause(ALONE_S)
         # The first batch's shards are fetched before the rest of the window; otherwise all fetchers could be busy with

@@ -9,7 +9,7 @@ from nvidia.dali import fn
 from nvidia.dali.pipeline import Pipeline
 
 from dali_pipes.arrays import Int64s
-from dali_pipes.graph.dali_internals import end, keep
+from dali_pipes.graph.dali_internals import end_pipeline, keep_pipeline
 from dali_pipes.reader.feed import Lines
 
 # A reader reads on past its last line while it waits, one batch by its own queue and one by the pipeline's. These
@@ -80,8 +80,8 @@ class WebdatasetSegment:
                 # One component gives a node, several a list.
                 self._pipeline.set_outputs(*(outputs if isinstance(outputs, list | tuple) else [outputs]))
             self._pipeline.build()
-            keep(self._pipeline)
             self._pipeline.schedule_run()  # the reader begins to read
+            keep_pipeline(self._pipeline)
         finally:
             os.close(index_file)
 
@@ -90,4 +90,4 @@ class WebdatasetSegment:
         return self._pipeline.outputs()  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        end(self._pipeline)
+        end_pipeline(self._pipeline)

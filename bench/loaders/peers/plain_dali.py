@@ -172,6 +172,7 @@ def values_of(options: LoaderOptions) -> dict[str, Any]:
     return {"dtype": types.UINT8} if options.dtype == "uint8" else {"dtype": types.FLOAT, "mean": MEAN, "std": STD}
 
 
+@contextlib.contextmanager
 def opened_pipeline(
     pipeline: Any,
     outputs: Sequence[Any],
@@ -181,9 +182,9 @@ def opened_pipeline(
     keys: "Callable[[Tensor], list[str]]",
     num_workers: int = 0,
     **arguments: Any,
-) -> contextlib.AbstractContextManager[BenchLoader]:
+) -> Iterator[BenchLoader]:
     """Open a loader over one pipeline with the outputs image, mask if there is one, label and key; it is destroyed with
-    it. Encoded photos are joined in the pipeline, ahead, as in ours.
+    it. Encoded photos are joined into one tensor in the pipeline, before the training asks for them, as in our loader.
 
     ``labels`` converts the pipeline's labels to int64 [B], ``keys`` its keys to texts. ``arguments`` of
     ``DALIGenericIterator`` determine the length of an epoch.
@@ -191,6 +192,7 @@ def opened_pipeline(
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
     from nvidia.dali.plugin.pytorch import DALIRaggedIterator
 
+    from dali_pipes.graph.dali_internals import end_pipeline, keep_pipeline
     from dali_pipes.graph.finish import Packed, finish_packed
 
     is_encoded, joined = options.recipe == "encoded", None
@@ -217,19 +219,27 @@ def opened_pipeline(
         if is_inside:  # DALI resets only at the end of an epoch, so the rest of the epoch is read
             with contextlib.suppress(StopIteration):
                 while True:
-                    next(iterator)
+                    (batch,) = next(iterator)
+                    if joined is not None:
+                        joined.take(batch["encoded"])
         is_inside = True
         for (batch,) in iterator:
             batch["label"], batch["key"] = labels(batch["label"]), keys(batch["key"])
             if joined is not None:
                 tensor, lengths = joined.take(batch["encoded"])
                 lengths = lengths[: len(batch["key"])]  # without the padding of the last batch
-                packed = Packed(tensor[: sum(lengths)], lengths)
+                tensor = tensor[: sum(lengths)].to(options.delivery_device, non_blocking=True)
+                packed = Packed(tensor, lengths)
                 batch |= {"encoded": packed.tensor, "cu_seqlens": packed.offsets()}
             yield batch
         is_inside = False
 
-    return contextlib.closing(BenchLoader(epoch, options=options, decode="dali", num_workers=num_workers))
+    keep_pipeline(pipeline)
+    try:
+        with contextlib.closing(BenchLoader(epoch, options=options, decode="dali", num_workers=num_workers)) as loader:
+            yield loader
+    finally:
+        end_pipeline(pipeline)
 
 
 def padded_keys(rows: Any) -> list[str]:

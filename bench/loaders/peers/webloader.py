@@ -32,7 +32,8 @@ def open_loader(shards: ShardSet, *, options: LoaderOptions) -> Iterator[BenchLo
     keeps = options.keeps_shards and shards.store.directory is None and len(file_names) == len(shards.names)
     with RunFolder() as folder:
         dataset = webdataset.WebDataset(
-            # A worker gets every n-th shard of this list, in all epochs. A drawn order gives it shards of all sizes.
+            # Each of n workers gets every n-th shard of this list, the same ones in all epochs. The list is shuffled
+            # once: if large and small shards alternate, one worker would otherwise get all large ones.
             list(ShuffledNames(shard_urls(shards), seed=options.seed)),
             # detshuffle: each epoch has another order, which is the same in every run.
             shardshuffle=len(shards.names),

@@ -209,7 +209,7 @@ def test_no_thread_reads_pixels_when_the_operator_has_failed(
 
 
 def test_no_thread_reads_pixels_when_another_got_no_work() -> None:
-    """As when the threads end while a batch is given to them."""
+    """The threads may end while the operator gives them a batch. Then one thread works, and the next `submit` fails."""
     from dali_pipes.graph import finish
 
     threads, reading, let_go, calls = finish.FinishThreads(2), threading.Event(), threading.Event(), itertools.count()
@@ -241,7 +241,7 @@ def test_no_thread_reads_pixels_when_another_got_no_work() -> None:
 
 
 def test_the_garbage_collector_may_find_a_loader_in_its_own_operator(small_shards: Path) -> None:
-    """A loop that ended early left it, in a cycle of references. It is closed, and nothing waits for itself."""
+    """A loop ended early, and the loader is in a cycle of references. It is closed, and no thread waits for itself."""
     script = """
 import gc, itertools, sys, threading, time
 import dali_pipes as dp
@@ -274,7 +274,7 @@ print("closed")
         printed, errors = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert (process.returncode, printed, errors) == (0, "closed\n", "")
+    assert (process.returncode, printed) == (0, "closed\n"), errors
 
 
 def test_a_closed_loader_keeps_no_images(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
