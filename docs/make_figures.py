@@ -74,7 +74,7 @@ SCENARIOS: Mapping[str, str] = {
     # Parts, without decoding.
     "feed": "feed --masks without --batch-sizes 64,256 --passes 24 "
     f"--loaders dali-pipes,dali-webdataset,dali-webdataset-read,preadv {_REPEATS}",
-    "fetch": "fetch --repeats 7",
+    "fetch": f"fetch {_REPEATS}",
     "windows": "windows --repeats 3",
     # Other photos, batches, ranks and distances.
     "small-photos": f"run {_PETS} classification --loaders {_BEST} --photo-side 250 --samples 4608",
